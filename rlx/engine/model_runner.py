@@ -85,7 +85,7 @@ class Listener(Protocol):
         reads: which ones, as in `ProgramSpec.hidden`.
     """
 
-    sequence: Sequence
+    sequence: Sequence | None
     reads: bool | Features
 
     def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:

@@ -49,7 +49,7 @@ def opened(model: Path, **options: Any) -> Iterator[Model]:
 def following(engine: SingleEngine, head: Path) -> Iterator[HeadDrafter]:
     """A head follows the engine's own sequence."""
     drafts: Any = engine.drafting(f"model:{head}").drafts(engine.current, [], "", Counters())
-    yield drafts._head
+    yield drafts._drafter
     drafts.close()
 
 
@@ -98,7 +98,7 @@ def check_drafts(folder: Path, path: Path, head: dict[str, Any], switches: dict[
             parts = np.split(first, 3, -1)
             first = np.concatenate([eagle3.normed(p, head[f"fc_norm.{i}"]) for i, p in enumerate(parts)], -1)
         given = backend().memory.adopt((first @ head["fc"].T).astype(np.float32).reshape(-1).view(np.uint8))
-        program, extents = drafter._predictor.fed(28, [IDS[29]], given)
+        program, extents = drafter.predictor.fed(28, [IDS[29]], given)
         program.run(**extents)
         state = program.output("next_hidden")[0]
         assert np.abs(state - own[0]).max() <= CEILING * np.abs(own[0]).max()
@@ -110,7 +110,7 @@ def test_two_heads_of_a_model_have_weights_of_their_own(folder: Path, tmp_path: 
     for seed in (6, 7):
         head = with_norms(eagle3.random_head(seed=seed), {"fc_norm": True})
         with following(engine, eagle3.write(head, tmp_path / f"{seed}", fc_norm=True)) as drafter:
-            names.add(drafter._predictor.head.reads.name)
+            names.add(drafter.predictor.head.reads.name)
     assert len(names) == 2
     engine.close()
 

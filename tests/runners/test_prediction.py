@@ -40,7 +40,7 @@ def predicting(engine: SingleEngine) -> Iterator[HeadDrafter]:
     """The MTP head follows the engine's own sequence."""
     drafts = engine.drafting("mtp").drafts(engine.current, [], "", Counters())
     assert drafts is not None
-    yield drafts._head
+    yield drafts._drafter
     drafts.close()
 
 
@@ -145,7 +145,7 @@ def test_drafts_are_those_of_the_equations(checkpoint: Path, head: dict[str, Arr
         assert found[0] == int((table @ first[-1]).argmax())
         second = layer(head, table[[*IDS[5:34], found[0]]], np.concatenate([hidden, first[-1:]]))
         assert found[1] == int((table @ second[-1]).argmax())
-        program, extents = drafter._predictor.fed(32, [IDS[33]], in_memory(hidden[-1:]))
+        program, extents = drafter.predictor.fed(32, [IDS[33]], in_memory(hidden[-1:]))
         program.run(**extents)
         own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
@@ -175,7 +175,7 @@ def test_drafts_after_an_image_are_those_of_the_equations(
         embedded, hidden = table[ids], np.concatenate(heard)
         embedded[5:17] = image.spans[0].rows
         first = layer(head, embedded[1:], hidden, places)
-        program, extents = drafter._predictor.fed(32, [ids[33]], in_memory(hidden[-1:]))
+        program, extents = drafter.predictor.fed(32, [ids[33]], in_memory(hidden[-1:]))
         program.run(**extents)
         own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rlx import models
@@ -16,7 +15,7 @@ from rlx.compiler.tensors import Tensors
 from rlx.engine import speculation
 from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.speculation.drafts import Drafting
-from rlx.engine.speculation.heads import AnyPredictor, Head, HeadDrafting, Predictor
+from rlx.engine.speculation.heads import AnyPredictor, Head, HeadDrafting, OfModel, Predictor
 from rlx.errors import UnsupportedModelError
 from rlx.models.variants import EmbeddedRows
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -59,13 +58,11 @@ def open_drafting(
         kind = head_kind(loader)
         if kind is None:
             return speculation.draft_model.DraftModel.of(loader, engine, setup, progress)
-        of_model = loader, engine.weights, engine.config, setup
+        of_model = loader, engine.weights, engine.config, OfModel(graph, setup, tensors, progress)
         if kind == "gemma4":
-            opening = partial(
-                speculation.gemma4.GemmaHead(*of_model, graph).opened, setup, tensors, engine.model_runner, progress
-            )
+            opening = speculation.gemma4.opening(*of_model, engine.model_runner)
         else:
-            opening = partial(speculation.eagle3.Eagle3Head(*of_model, number).opened, graph, setup, tensors, progress)
+            opening = speculation.eagle3.opening(*of_model, number)
     except BaseException:
         loader.close()
         raise

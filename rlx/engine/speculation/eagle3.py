@@ -6,19 +6,16 @@ Runners stage, beside `heads.py`, which runs them. The programs of the model com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.compiler.compile import Progress
-from rlx.compiler.tensors import Tensors
-from rlx.engine.opening.setup import Setup, Source, check_types
-from rlx.engine.speculation.heads import Head, Predictor
-from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
-from rlx.ir.dtypes import I32, I64
-from rlx.ir.graph import Graph
+from rlx.engine.opening.setup import Source, check_types
+from rlx.engine.speculation.heads import Head, OfModel, Predictor, integers, of_another_model
+from rlx.errors import UnsupportedModelError, WeightError
 from rlx.models import eagle3, placed
 from rlx.models.builder import checked
 from rlx.models.config import ModelConfig
@@ -32,78 +29,55 @@ TABLE, HEAD, LABELS = "embed_tokens.weight", "lm_head.weight", "d2t"  # names in
 DRAFTS = 5  # maximum in a row
 
 
-class Eagle3Head:
-    """A head of an open folder, checked against the model that it drafts for.
+def opening(
+    loader: WeightLoader, weights: ModelWeights, config: ModelConfig, given: OfModel, number: int
+) -> Callable[[ExitStack], Predictor]:
+    """Opens the head of a folder, once the weights of the model are loaded. The folder is checked at once.
+
+    The weights that the model's programs need for what the head reads are then added to the model's.
 
     Args:
         loader: the folder.
-        model: the weights of the model.
-        config: its configuration.
-        setup: of its engine.
+        weights, config, given: of the model.
         number: of this head among those of the model.
 
     Raises:
         ConfigError, UnsupportedModelError, WeightError: the folder cannot be used.
         ArgumentError: it is a head of another model.
     """
+    loader = renamed(loader, lambda name: name.replace("midlayer.", "layers.0.", 1))
+    head = eagle3.read_config(loader.metadata, loader.path)
+    _check_base(head, config, loader)
+    shared = () if TABLE in loader.tensors else ("token_embd.weight",)
+    if shared:
+        table = replace(weights.info(*shared), name=TABLE)
+        loader = LoaderOver(loader, {**loader.tensors, TABLE: table})
+    if HEAD not in loader.tensors and head.config.tied:
+        what = "the head has no output matrix of its own (tie_word_embeddings)"
+        raise UnsupportedModelError(what, where=loader.path, hint=f"use a head with {HEAD}")
+    own, layers = ModelWeights(loader, "eagle3"), head.layers_of(config.layers)
+    with placed(head.config, own.place):
+        fc = checked(own, "fc.weight", (head.config.hidden, len(layers) * config.hidden))
+        for place in range(len(layers) if head.norms == "each" else 0):
+            checked(own, f"fc_norm.{place}.weight", (config.hidden,))
+        if head.norms == "whole":
+            checked(own, "input_norm.weight", (len(layers) * config.hidden,))
+        graph = eagle3.build(head, own, given.setup.kv_type, _draft_tokens(loader, head))
+    check_types(graph, own, given.setup.layouts)
+    reads = Features(layers, head.config.hidden, fc.dtype, f"eagle3.{number}", head.norms, head.config.eps)
 
-    def __init__(
-        self, loader: WeightLoader, model: ModelWeights, config: ModelConfig, setup: Setup, number: int
-    ) -> None:
-        loader = renamed(loader, lambda name: name.replace("midlayer.", "layers.0.", 1))
-        self.config = head = eagle3.read_config(loader.metadata, loader.path)
-        _check_base(head, config, loader)
-        self._tied = config.tied
-        self.shares_table = TABLE not in loader.tensors
-        if self.shares_table:
-            table = replace(model.info("token_embd.weight"), name=TABLE)
-            loader = LoaderOver(loader, {**loader.tensors, TABLE: table})
-        if HEAD not in loader.tensors and head.config.tied:
-            what = "the head has no output matrix of its own (tie_word_embeddings)"
-            raise UnsupportedModelError(what, where=loader.path, hint=f"use a head with {HEAD}")
-        self.weights, layers = ModelWeights(loader, "eagle3"), head.layers_of(config.layers)
-        with placed(head.config, self.weights.place):
-            fc = checked(self.weights, "fc.weight", (head.config.hidden, len(layers) * config.hidden))
-            for place in range(len(layers) if head.norms == "each" else 0):
-                checked(self.weights, f"fc_norm.{place}.weight", (config.hidden,))
-            if head.norms == "whole":
-                checked(self.weights, "input_norm.weight", (len(layers) * config.hidden,))
-            self.graph = eagle3.build(head, self.weights, setup.kv_type, _draft_tokens(loader, head))
-        check_types(self.graph, self.weights, setup.layouts)
-        self.reads = Features(layers, head.config.hidden, fc.dtype, f"eagle3.{number}", head.norms, head.config.eps)
-
-    def opened(
-        self, graph: Graph, setup: Setup, model: Tensors, progress: Progress | None, parts: ExitStack
-    ) -> Predictor:
-        """The head, loaded.
-
-        Args:
-            graph, setup, model: graph, settings and weights of the model; the weights that its programs need for what
-                the head reads are added.
-            parts: closes what was opened.
-        """
-        own = Tensors(model.compiler, model.workers)
-        parts.callback(own.close)
-        source, prefix = Source(self.weights, self.config.config), f"{self.reads.name}."
-        table = weight_table(with_features(graph, self.reads), setup.layouts)
+    def opened(parts: ExitStack) -> Predictor:
+        tensors, source, prefix = given.beside(parts), Source(own, head.config), f"{reads.name}."
+        table = weight_table(with_features(given.graph, reads), given.setup.layouts)
         read = {name.removeprefix(prefix): row for name, row in table.items() if name.startswith(prefix)}
-        own.load(read, source, progress)
-        model.buffers.update({prefix + name: own.buffers[name] for name in read})
-        shared = ("token_embd.weight",) if self.shares_table else ()
-        return Predictor(
-            Head(
-                self.graph,
-                source,
-                {name: model.buffers[name] for name in shared},
-                shared if self._tied else (),
-                self.config.config.vocab_size,
-                DRAFTS,
-                self.reads,
-            ),
-            setup,
-            own,
-            progress,
-        )
+        tensors.load(read, source, given.progress)
+        buffers = given.tensors.buffers
+        buffers.update({prefix + name: tensors.buffers[name] for name in read})
+        borrowed, packed = {name: buffers[name] for name in shared}, shared if config.tied else ()
+        made = Head(graph, source, borrowed, packed, head.config.vocab_size, DRAFTS, reads)
+        return Predictor(made, given.setup, tensors, given.progress)
+
+    return opened
 
 
 def _check_base(head: Eagle3, model: ModelConfig, loader: WeightLoader) -> None:
@@ -118,8 +92,7 @@ def _check_base(head: Eagle3, model: ModelConfig, loader: WeightLoader) -> None:
         how = f"it reads layers {', '.join(map(str, layers))}, and the model has {model.layers}"
     else:
         return
-    what, hint = f"the draft head is of another model: {how}", "give the head that was trained with this model"
-    raise ArgumentError(what, where=loader.path, hint=hint)
+    raise of_another_model(loader, how)
 
 
 def _draft_tokens(loader: WeightLoader, head: Eagle3) -> npt.NDArray[np.int64] | None:
@@ -129,16 +102,9 @@ def _draft_tokens(loader: WeightLoader, head: Eagle3) -> npt.NDArray[np.int64] |
         WeightError: the tensor is missing, has another shape or type, or ids that the model does not have.
     """
     count, ids = head.drafted, head.config.vocab_size
-    if LABELS not in loader.tensors:
-        if count == ids:
-            return None
-        raise WeightError(f"the tensor is missing, expected shape [{count}]", where=LABELS)
-    info = loader.tensors[LABELS]
-    if tuple(info.shape) != (count,) or info.dtype not in (I32, I64):
-        what = f"expected i64 of shape [{count}], found {info.dtype} of shape {list(info.shape)}"
-        raise WeightError(what, where=LABELS)
-    raw = np.frombuffer(loader.raw(LABELS).tobytes(), np.int64 if info.dtype is I64 else np.int32)
-    tokens = np.arange(count) + raw.astype(np.int64)
+    if LABELS not in loader.tensors and count == ids:
+        return None
+    tokens = np.arange(count) + integers(loader, LABELS, count)
     if not 0 <= tokens.min() <= tokens.max() < ids:
         what = f"it gives tokens from {tokens.min()} to {tokens.max()}, and there are {ids}"
         raise WeightError(what, where=LABELS)

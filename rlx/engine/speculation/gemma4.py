@@ -6,7 +6,7 @@ drafts of a row have the same position, so there is nothing to catch up with aft
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,13 +22,13 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import ModelRunner
 from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.programs.programs import HIDDEN, ProgramSpec
-from rlx.engine.speculation.heads import Head, loaded_programs
-from rlx.errors import ArgumentError, WeightError
-from rlx.ir.dtypes import I32, I64
+from rlx.engine.speculation.heads import Head, OfModel, integers, loaded_programs, of_another_model
+from rlx.errors import WeightError
 from rlx.ir.graph import Graph
 from rlx.models import gemma4_assistant, placed
 from rlx.models.config import ModelConfig
 from rlx.models.gemma4_assistant import TABLE, Assistant
+from rlx.models.variants import Features
 from rlx.weights import ModelWeights, WeightLoader
 from rlx.weights.composed import Composed
 from rlx.weights.loader import LoaderOver
@@ -52,38 +52,31 @@ def ordered(loader: WeightLoader, order: npt.NDArray[np.int64], clusters: int) -
     return LoaderOver(loader, loader.tensors, [made])
 
 
-class GemmaHead:
-    """A drafter of an open folder, checked against the model that it drafts for; arguments and errors as `Eagle3Head`.
+def opening(
+    loader: WeightLoader, weights: ModelWeights, config: ModelConfig, given: OfModel, runner: ModelRunner
+) -> Callable[[ExitStack], CacheReader]:
+    """Opens the drafter of a folder, as `eagle3.opening`; `runner` runs the model."""
+    head = gemma4_assistant.read_config(loader.metadata, loader.path)
+    _check_base(head, config, loader)
+    groups: npt.NDArray[np.int64] | None = None
+    if head.clusters:
+        order = integers(loader, ORDER, head.config.vocab_size)
+        if not np.array_equal(np.sort(order), np.arange(len(order))):
+            raise WeightError("expected each token once", where=ORDER)
+        loader, groups = ordered(loader, order, head.clusters), order.reshape(head.clusters, -1)
+    own, setup = ModelWeights(loader, "gemma4_assistant"), given.setup
+    table = weights.info("token_embd.weight").dtype
+    with placed(head.config, own.place):
+        graph = gemma4_assistant.build(head, own, setup.kv_type, config, given.graph, table)
+    leaves = {name: node for name, node in graph.leaves("weight").items() if name != TABLE}
+    check_types(Graph(outputs=leaves), own, setup.layouts)
 
-    Args:
-        target: the graph of the model.
-    """
+    def opened(parts: ExitStack) -> CacheReader:
+        borrowed = {TABLE: given.tensors.buffers["token_embd.weight"]}
+        made = Head(graph, Source(own, head.config), borrowed, (TABLE,), config.vocab_size, DRAFTS)
+        return CacheReader(made, setup, given.beside(parts), given.progress, runner, groups)
 
-    def __init__(
-        self, loader: WeightLoader, model: ModelWeights, config: ModelConfig, setup: Setup, target: Graph
-    ) -> None:
-        self.config = head = gemma4_assistant.read_config(loader.metadata, loader.path)
-        _check_base(head, config, loader)
-        self.order: npt.NDArray[np.int64] | None = None
-        if head.clusters:
-            self.order = _order(loader, head.config.vocab_size)
-            loader = ordered(loader, self.order, head.clusters)
-        self.weights, self.vocab = ModelWeights(loader, "gemma4_assistant"), config.vocab_size
-        table = model.info("token_embd.weight").dtype
-        with placed(head.config, self.weights.place):
-            self.graph = gemma4_assistant.build(head, self.weights, setup.kv_type, config, target, table)
-        own = {n: node for n, node in self.graph.leaves("weight").items() if n != TABLE}
-        check_types(Graph(outputs=own), self.weights, setup.layouts)
-
-    def opened(
-        self, setup: Setup, model: Tensors, runner: ModelRunner, progress: Progress | None, parts: ExitStack
-    ) -> CacheReader:
-        """The drafter, loaded; arguments as of `Eagle3Head.opened`."""
-        own = Tensors(model.compiler, model.workers)
-        parts.callback(own.close)
-        borrowed = {TABLE: model.buffers["token_embd.weight"]}
-        head = Head(self.graph, Source(self.weights, self.config.config), borrowed, (TABLE,), self.vocab, DRAFTS)
-        return CacheReader(head, setup, own, progress, runner, self.order, self.config.clusters)
+    return opened
 
 
 class CacheReader:
@@ -92,11 +85,11 @@ class CacheReader:
     Args:
         head, setup, tensors, progress: as of `Predictor`.
         runner: runs the model.
-        order: the token of each row of its output matrix, by groups; None if they are the model's.
-        clusters: number of groups.
+        groups: the token of each row of its output matrix, i64 [groups, rows]; None if they are the model's.
     """
 
     sequence: Sequence | None = None
+    reads: bool | Features = True
     has_rounds = False
 
     def __init__(
@@ -106,11 +99,9 @@ class CacheReader:
         tensors: Tensors,
         progress: Progress | None,
         runner: ModelRunner,
-        order: npt.NDArray[np.int64] | None,
-        clusters: int,
+        groups: npt.NDArray[np.int64] | None,
     ) -> None:
-        self.head, self._runner = head, runner
-        self._groups = None if order is None else order.reshape(clusters, -1)
+        self.head, self._runner, self._groups = head, runner, groups
         self._programs = loaded_programs(head, setup, tensors, progress)
         self._programs.bind(runner.pool.memory)
         self._start = self._count = 0  # of the rows of the model that it has the hidden states of
@@ -185,8 +176,7 @@ def _check_base(head: Assistant, model: ModelConfig, loader: WeightLoader) -> No
         how = wrong
     else:
         return
-    what, hint = f"the draft head is of another model: {how}", "give the head that was trained with this model"
-    raise ArgumentError(what, where=loader.path, hint=hint)
+    raise of_another_model(loader, how)
 
 
 def _unlike(head: ModelConfig, model: ModelConfig, found: dict[bool, int]) -> str:
@@ -199,14 +189,3 @@ def _unlike(head: ModelConfig, model: ModelConfig, found: dict[bool, int]) -> st
         if layer.head_dim != size or head.heads % kv_heads:
             return f"its layer {number} has {head.heads} heads of {layer.head_dim}, the cache {kv_heads} of {size}"
     return ""
-
-
-def _order(loader: WeightLoader, vocab: int) -> npt.NDArray[np.int64]:
-    """The tokens of all groups, one after the other; `WeightError` if it is no permutation."""
-    info = loader.tensors.get(ORDER)
-    if info is None or info.dtype not in (I32, I64) or tuple(info.shape) != (vocab,):
-        raise WeightError(f"expected i64 of shape [{vocab}]", where=f"{loader.path}, {ORDER}")
-    raw = np.frombuffer(loader.raw(ORDER).tobytes(), np.int64 if info.dtype is I64 else np.int32).astype(np.int64)
-    if not np.array_equal(np.sort(raw), np.arange(vocab)):
-        raise WeightError("expected each token once", where=f"{loader.path}, {ORDER}")
-    return raw

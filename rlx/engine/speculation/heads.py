@@ -19,6 +19,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, RowEnd, TokenRun
@@ -28,11 +31,13 @@ from rlx.compiler.tensors import Source, Tensors
 from rlx.engine.kv.prefix import page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.model_runner import ModelRunner, feed, feed_positions, feed_tokens
+from rlx.engine.model_runner import Listener, ModelRunner, feed, feed_positions, feed_tokens
 from rlx.engine.opening.setup import Setup
 from rlx.engine.programs.programs import HIDDEN, Programs, ProgramSpec
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.engine.token_run import SECONDS, not_finite
+from rlx.errors import ArgumentError, WeightError
+from rlx.ir.dtypes import I32, I64
 from rlx.ir.graph import Graph
 from rlx.models.variants import EmbeddedRows, Features
 from rlx.weights import WeightLoader
@@ -72,6 +77,47 @@ class Head:
     embeds: EmbeddedRows | None = None
 
 
+@dataclass(frozen=True)
+class OfModel:
+    """What a head needs of the open model that it drafts for.
+
+    Attributes:
+        graph: with the output "hidden".
+        setup, tensors, progress: of the engine.
+    """
+
+    graph: Graph
+    setup: Setup
+    tensors: Tensors
+    progress: Progress | None
+
+    def beside(self, parts: ExitStack) -> Tensors:
+        """New tensors on the same device, which `parts` closes."""
+        made = Tensors(self.tensors.compiler, self.tensors.workers)
+        parts.callback(made.close)
+        return made
+
+
+def of_another_model(loader: WeightLoader, how: str) -> ArgumentError:
+    """The error for a head that was trained with another model."""
+    what, hint = f"the draft head is of another model: {how}", "give the head that was trained with this model"
+    return ArgumentError(what, where=loader.path, hint=hint)
+
+
+def integers(loader: WeightLoader, name: str, count: int) -> npt.NDArray[np.int64]:
+    """A tensor of whole numbers, i64 [count].
+
+    Raises:
+        WeightError: it is missing, or has another shape or type.
+    """
+    if (info := loader.tensors.get(name)) is None:
+        raise WeightError(f"the tensor is missing, expected shape [{count}]", where=name)
+    if tuple(info.shape) != (count,) or info.dtype not in (I32, I64):
+        what = f"expected i64 of shape [{count}], found {info.dtype} of shape {list(info.shape)}"
+        raise WeightError(what, where=name)
+    return np.frombuffer(loader.raw(name).tobytes(), np.int64 if info.dtype is I64 else np.int32).astype(np.int64)
+
+
 def loaded_programs(head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> Programs:
     """The programs of a head, whose weights are loaded; arguments as of `Predictor`."""
     buffers = lambda: {**tensors.buffers, **head.borrowed}  # noqa: E731
@@ -97,6 +143,7 @@ class Predictor:
     Attributes:
         head: the head.
         sequence: the one that it follows.
+        reads: which hidden states of the model it takes, as in `ProgramSpec.hidden`.
         states: its KV cache, with room for every position.
     """
 
@@ -104,6 +151,7 @@ class Predictor:
 
     def __init__(self, head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> None:
         self.head, self._ranges, self.backend = head, setup.profile.ranges, tensors.compiler.backend
+        self.reads: bool | Features = head.reads or True
         self._programs = loaded_programs(head, setup, tensors, progress)
         sizes = Sizes.of(head.graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
         extents = sizes.extents(page_count(setup.max_seq, sizes.page), 1)
@@ -239,15 +287,14 @@ class Predictor:
         self._release()
 
 
-class AnyPredictor(Protocol):
-    """What a `HeadDrafter` needs of a head: that of `Predictor`, which alone has rounds."""
+class AnyPredictor(Listener, Protocol):
+    """What drafts need of a head: that of `Predictor`, which alone has rounds."""
 
     head: Head
 
     @property
     def has_rounds(self) -> bool: ...
     def follow(self, sequence: Sequence | None) -> None: ...
-    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None: ...
     def forget(self, length: int) -> None: ...
     def catch_up(self, length: int, token: int, count: int = 1) -> list[int]: ...
     def close(self) -> None: ...
@@ -257,18 +304,14 @@ class HeadDrafter:
     """A `Drafter` that uses a head.
 
     Args:
+        predictor: the head.
         past: returns the number of tokens in the session; all of them are accepted when drafts are requested.
     """
 
     def __init__(self, predictor: AnyPredictor, past: Callable[[], int]) -> None:
-        self._predictor, self._past, self._most = predictor, past, predictor.head.most
+        self.predictor, self._past, self._most = predictor, past, predictor.head.most
         self._hits = ModelHits(self._most)
         self._token: int | None = None
-
-    @property
-    def reads(self) -> bool | Features:
-        """Which hidden states of the model the head takes, as in `ProgramSpec.hidden`."""
-        return self._predictor.head.reads or True
 
     def observe(self, token: int) -> None:
         self._hits.observe(token)
@@ -281,26 +324,9 @@ class HeadDrafter:
         assert self._token is not None
         if count < 1:
             return []
-        drafts = self._predictor.catch_up(self._past(), self._token, count)
+        drafts = self.predictor.catch_up(self._past(), self._token, count)
         self._hits.open = list(drafts)
         return drafts
-
-    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
-        """Receives a step of the model, see `Predictor.hear`."""
-        self._predictor.hear(start, ids, hidden)
-
-    def forget(self, length: int) -> None:
-        """Follows a rewind: the session was cut to its first `length` tokens."""
-        self._predictor.forget(length)
-
-    def close(self) -> None:
-        """Ends it: the head follows no sequence any more."""
-        self._predictor.follow(None)
-
-    @property
-    def has_rounds(self) -> bool:
-        """Whether there are `rounds`: on this device, for this head."""
-        return self._predictor.has_rounds
 
     def rounds(self, models: tuple[Program, Program], ids: Ids[int], **limits: Any) -> Rounds:
         """Runs rounds of drafting and verifying in one native call, from a token and its drafts by `propose`.
@@ -310,7 +336,7 @@ class HeadDrafter:
             ids: the token and its drafts.
             limits: as in `run_rounds`.
         """
-        predictor, start = self._predictor, self._past()
+        predictor, start = self.predictor, self._past()
         assert isinstance(predictor, Predictor)
         limits |= {"most": min(self._most, MOST), "seen": predictor.seen(start), "shifts": predictor.shifts(start)}
         found = predictor.backend.rounds(models, predictor.heads(), rate=self._hits.rate, **limits)
@@ -354,7 +380,7 @@ def drafted_run(
     if len(ids) == 1:
         return []
     sequence.begin(most, alternating=True)
-    models = _models(runner, sequence, drafter.reads)
+    models = _models(runner, sequence, drafter.predictor.reads)
     feed(models[0].inputs, ids, past, sequence.embeddings)
     for model, swapped in zip(models, (False, True), strict=True):
         model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **runner.bind_slots(model, sequence, swapped=swapped)})
@@ -369,7 +395,7 @@ def drafted_run(
     sequence.end([token, *found.tokens[:-1]])
     if found.tokens[-1] < 0:
         sequence.rewind(sequence.done - 1)
-        drafter.forget(len(sequence))
+        drafter.predictor.forget(len(sequence))
         raise not_finite(sequence)
     return found.tokens
 
@@ -389,34 +415,33 @@ class HeadDrafts(Drafts):
 
     Args:
         runner: runs the model; the head receives the hidden states of each step of the sequence.
-        drafter: drafts with the head.
+        predictor: the head, which follows the sequence.
         counters: incremented.
     """
 
-    def __init__(self, runner: ModelRunner, sequence: Sequence, drafter: HeadDrafter, counters: Counters) -> None:
-        super().__init__(drafter, counters)
-        self.sequence, self.reads, self._runner, self._head = sequence, drafter.reads, runner, drafter
-        runner.listener = self
+    _drafter: HeadDrafter
 
-    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
-        """Receives a step of the model, see `Predictor.hear`."""
-        self._head.hear(start, ids, hidden)
+    def __init__(self, runner: ModelRunner, sequence: Sequence, predictor: AnyPredictor, counters: Counters) -> None:
+        super().__init__(HeadDrafter(predictor, lambda: len(sequence)), counters)
+        self.sequence, self._runner, self._head = sequence, runner, predictor
+        predictor.follow(sequence)
+        runner.listener = predictor
 
     def forget(self, length: int) -> None:
         self._head.forget(length)
 
     def close(self) -> None:
-        if self._runner.listener is self:
+        if self._head.sequence is self.sequence:
             self._runner.listener = None
-            self._head.close()
+            self._head.follow(None)
 
     def run(self, engine: Any, sequence: Any, tokens: Ids[int], left: int, stops: Ids[int]) -> list[int]:
         """Rounds of drafts and verifying steps in one native call; [] if the engine runs its steps one by one."""
         if not (engine.native_loops and self._head.has_rounds) or sequence.adapter:
             return []
         for token in tokens[self._seen : -1]:
-            self._head.observe(token)
-        found = drafted_run(self._runner, self.sequence, self._head, tokens[-1], left, stops, self._counters)
+            self._drafter.observe(token)
+        found = drafted_run(self._runner, self.sequence, self._drafter, tokens[-1], left, stops, self._counters)
         self._seen = len(tokens) + max(0, len(found) - 1)
         return found
 
@@ -451,9 +476,7 @@ class HeadDrafting:
             self._parts.callback(self._predictor.close)
         if runner.listener is not None or (sequence.embeddings and self._predictor.head.embeds is None):
             return None
-        self._predictor.follow(sequence)
-        drafter = HeadDrafter(self._predictor, lambda: len(sequence))
-        return HeadDrafts(runner, sequence, drafter, counters)
+        return HeadDrafts(runner, sequence, self._predictor, counters)
 
     def close(self) -> None:
         self._parts.close()
