@@ -152,6 +152,9 @@ def nomic_from_hf(keys: Keys) -> EncoderConfig:
 
     layers = size("n_layer", "num_hidden_layers")
     rope = keys if published else keys.nested("rope_parameters", optional=True)
+    if rope.get("rope_type", "dynamic") != "dynamic":  # which changes nothing within the context
+        rope.require("rope_type", "default", "scaled ropes of encoders are not supported")
+    keys.require("rotary_emb_scale_base", None, "scaled ropes of encoders are not supported")
     base = rope.number("rotary_emb_base" if published else "rope_theta", (1.0, 1e12), 10_000.0)
     context = keys.integer("max_trained_positions" if published else "max_position_embeddings", (1, 1 << 20), 2048)
     return EncoderConfig(

@@ -81,6 +81,7 @@ def from_hf(keys: Keys) -> EncoderConfig:
 
     def base(kind: str, published: str, default: float) -> float:
         if kind in ropes:
+            ropes.nested(kind).require("rope_type", "default", "scaled ropes of encoders are not supported")
             return ropes.nested(kind).number("rope_theta", (1.0, 1e12), default)
         return keys.number(published, (1.0, 1e12), default)
 

@@ -34,6 +34,7 @@ from golden_folder import PACKED
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, Q4_K, DType
 from rlx.models import ModelConfig, cache_dtype, from_hf
+from rlx.models.keys import Keys
 from rlx.models.registry import ARCHITECTURES, ENCODER_TYPES, MODEL_TYPES
 from rlx.models.rope import Rope, Yarn
 
@@ -123,6 +124,17 @@ def test_what_changes_the_computation_in_a_way_that_no_family_has_is_refused() -
 def test_names_that_are_no_text() -> None:
     """Whoever asks whether a name is known gets no TypeError."""
     assert not any([] in names for names in (ARCHITECTURES, MODEL_TYPES, ENCODER_TYPES))
+
+
+def test_encoders_have_no_scaled_ropes() -> None:
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")
+    config = {**dict.fromkeys((*sizes, "max_position_embeddings"), 64), "rope_parameters": {"rope_theta": 9.0}}
+    assert set(ENCODER_TYPES["nomic_bert"](Keys(config, "config.json")).bases) == {9.0}
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}
+    ropes = {"modernbert": {"full_attention": scaled, "sliding_attention": {"rope_theta": 10.0}}, "nomic_bert": scaled}
+    for model_type, parameters in ropes.items():
+        with pytest.raises(UnsupportedModelError, match="scaled ropes of encoders are not supported"):
+            ENCODER_TYPES[model_type](Keys({**config, "rope_parameters": parameters}, "config.json"))
 
 
 def test_an_encoder_is_no_decoder() -> None:
