@@ -67,10 +67,12 @@ class ModelWeights(CanonicalTensors):
     def unknown(self, layers: int | None = None) -> list[str]:
         """Names in the file of tensors of the first `layers` layers, or of all, that no layer of this family has.
 
-        Not among them are numbers that a program computes itself, and scales of activations and caches in 8 bits.
+        Not among them are numbers that a program computes itself, scales of activations and caches in 8 bits, and
+        biases of zeros, which tools for GPTQ write for every linear layer.
         """
         found = {name: layer_of(name, self.family) for name in self.unused if not name.endswith(_NO_WEIGHTS)}
-        return [name for name, layer in found.items() if layer is not None and (layers is None or layer < layers)]
+        named = [name for name, layer in found.items() if layer is not None and (layers is None or layer < layers)]
+        return [name for name in named if not name.endswith(".bias") or self.loader.raw(name).any()]
 
     @property
     def sources(self) -> set[str]:

@@ -222,6 +222,8 @@ def test_a_head_in_the_file_counts_whatever_the_configuration_says(goldens: Path
     [
         ("model.layers.0.self_attn.q_norm.weight", False),
         ("model.layers.1.mlp.adapter.weight", False),
+        ("model.layers.0.mlp.experts.0.w1.bias", False),
+        ("model.layers.0.mlp.experts.1.w1.bias", True),  # zeros
         ("model.layers.0.self_attn.rotary_emb.inv_freq", True),
         ("model.layers.0.self_attn.k_proj.k_scale", True),
         ("model.layers.77.self_attn.q_norm.weight", True),  # behind the last layer
@@ -231,7 +233,8 @@ def test_a_head_in_the_file_counts_whatever_the_configuration_says(goldens: Path
 def test_a_tensor_of_a_layer_that_would_be_left_out(goldens: Path, tmp_path: Path, name: str, harmless: bool) -> None:
     """Without it rlx would compute another model, and nobody would see it."""
     source = goldens / "llama" / "hf"
-    tensors = {**load_file(source / "model.safetensors"), name: np.ones(4, np.float32)}
+    values = np.zeros(4, np.float32) if ".1.w1" in name else np.ones(4, np.float32)
+    tensors = {**load_file(source / "model.safetensors"), name: values}
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     with open_weights(tmp_path) as loader, nullcontext() if harmless else pytest.raises(UnsupportedModelError) as error:
