@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +39,16 @@ _DEFAULTED = frozenset(("SEQ", "PAST_SEQ", "CTX", "WINDOW_CTX"))
 DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024
 
 
-@dataclass(frozen=True)
-class _Room:
-    """The capacities of the states, see `extents_of`; `slots` is None if all rows belong to one sequence."""
-
-    rows: int
-    ctx: int
-    window_ctx: int | None
-    slots: int | None = None
-
-
 class Executable(Inspectable, Closing):
     """A compiled graph with its own memory.
 
     Call it with one array per input. Symbols are inferred from the inputs' shapes; symbols that occur in no shape
     (`PAST_SEQ`) are given by name and default to their lowest value. Weights are bound once with `bind`, or passed like
     inputs. States start as zeros and keep the values that calls write.
+
+    Args:
+        room: the capacities of the states, as `extents_of` takes them.
+        slots: how many sequences the states are of; None if all rows belong to one sequence.
 
     Attributes:
         graph: the graph after all passes.
@@ -68,7 +61,8 @@ class Executable(Inspectable, Closing):
         source: Graph,
         *,
         threads: int,
-        room: _Room,
+        room: tuple[int, int, int | None],
+        slots: int | None,
     ) -> None:
         self._compiled, self._target, self._compiler = compiled, compiler.target, compiler
         self._closed = False
@@ -76,11 +70,11 @@ class Executable(Inspectable, Closing):
         self._tensors = Tensors(compiler, self._pool)
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
-        form = self.graph if room.slots is None else source  # the states of a single sequence
+        form = self.graph if slots is None else source  # the states of a single sequence
         layouts = self._target.capabilities.layouts
-        extents = extents_of(form, layouts, room.ctx, room.rows, room.window_ctx, room.slots or 1)
+        extents = extents_of(form, layouts, *room, slots or 1)
         self._states = StateMemory(form, compiler.backend.memory, layouts, extents)
-        self._slots = room.slots
+        self._slots = slots
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
         self._rooms, self._ids = guards.rooms(form, layouts.page), guards.row_numbers(self.graph)
@@ -326,8 +320,8 @@ def compile(
     compiler = Compiler(target, cache)
     compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
     workers = worker_count(threads, chosen.threads)
-    room = _Room(options.seq[1], ctx, window_ctx, slots)
-    executable = Executable(compiled, compiler, graph, threads=workers, room=room)
+    room = ctx, options.seq[1], window_ctx
+    executable = Executable(compiled, compiler, graph, threads=workers, room=room, slots=slots)
     held = compiled.manifest["weights"]
     return executable.bind(**{name: value for name, value in weights.items() if _leaves(name, held)})
 

@@ -10,7 +10,6 @@ import base64
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isfinite
 from typing import Any, TypeGuard
@@ -162,31 +161,26 @@ def _check_byte_tokens(vocabulary: Vocabulary) -> None:
         raise TokenizerError(f"byte token {wrong[0]} is spelled {text!r}, not <0xHH>", where=_GGML + "tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class _Partition:
-    """Cuts out whole-string tokens and encodes the stretches between them."""
+def _encoding(
+    vocabulary: Vocabulary, ends: frozenset[int], encode_text: Encode, space_prefix: bool
+) -> Callable[[str, bool], list[int]]:
+    """Cuts out whole-string tokens, user-defined ones always, and encodes the stretches between them."""
+    always = {vocabulary.tokens[i]: i for i in vocabulary.of_type(TokenType.USER_DEFINED) if i not in ends}
+    special = {vocabulary.tokens[i]: i for i in (*vocabulary.of_type(*_SPECIAL), *ends)}
+    splitters = SpecialSplitter(always), SpecialSplitter(always | special)
 
-    always: SpecialSplitter  # user-defined tokens
-    special: SpecialSplitter  # and control and unknown tokens
-    encode_text: Encode
-    space_prefix: bool
-
-    def encode(self, text: str, parse_special: bool) -> list[int]:
+    def encode(text: str, parse_special: bool) -> list[int]:
         ids: list[int] = []
         at_border = True  # the start of the text, or right after a special token
-        for part in (self.special if parse_special else self.always).split(text):
+        for part in splitters[parse_special].split(text):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self.encode_text(" " + part if self.space_prefix and at_border else part)
+                ids += encode_text(" " + part if space_prefix and at_border else part)
             at_border = isinstance(part, int)
         return ids
 
-
-def _partition(vocabulary: Vocabulary, ends: frozenset[int], encode_text: Encode, space_prefix: bool) -> _Partition:
-    always = {vocabulary.tokens[i]: i for i in vocabulary.of_type(TokenType.USER_DEFINED) if i not in ends}
-    special = {vocabulary.tokens[i]: i for i in (*vocabulary.of_type(*_HIDDEN[:2]), *ends)}
-    return _Partition(SpecialSplitter(always), SpecialSplitter(always | special), encode_text, space_prefix)
+    return encode
 
 
 def _assemble(
@@ -199,15 +193,16 @@ def _assemble(
     add_bos: bool,
     space_prefix: bool = False,
 ) -> Tokenizer:
+    suffix = _framing(eos, keys.flag("add_eos_token", False), "eos")
     ends = end_ids(vocabulary, [eos, *(keys.token(name) for name in _ENDS)], keys.token("padding_token_id"))
     return Tokenizer(
         vocabulary=vocabulary,
-        encode_parts=_partition(vocabulary, ends, encode_text, space_prefix).encode,
+        encode_parts=_encoding(vocabulary, ends, encode_text, space_prefix),
         bos_id=bos,
         eos_id=eos,
         prefix=_framing(bos, add_bos, "bos"),
-        suffix=_framing(eos, keys.flag("add_eos_token", False), "eos"),
-        between=_framing(eos, keys.flag("add_eos_token", False), "eos"),
+        suffix=suffix,
+        between=suffix,
         declared_ends=ends,
         drop_space=space_prefix,
         chat_templates=keys.templates(),
