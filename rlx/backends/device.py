@@ -241,8 +241,8 @@ class Backend(ABC):
         native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
         calls_host: whether the host may compute parts of its programs, the nodes `call`.
         batch_rows: largest row counts of programs for rows of several sequences, besides the largest bucket.
-        call_rows: largest row count of one more bucket, if nobody chose buckets: of calls in which a row is quicker;
-            0 if there are none.
+        call_rows: largest row counts of more buckets, if nobody chose buckets: of calls that have other kernels, or in
+            which a row is quicker.
         shared_rows: largest row count of a prompt that may share a step with others: a longer one fills the device.
     """
 
@@ -252,7 +252,7 @@ class Backend(ABC):
     native_rounds = False
     calls_host = False
     batch_rows: tuple[int, ...] = (8, 32)
-    call_rows = 0
+    call_rows: tuple[int, ...] = ()
     shared_rows = 64
 
     @property

@@ -173,17 +173,21 @@ def test_deterministic_programs_have_no_kernels_for_many_rows(
 
 
 @pytest.mark.parametrize(
-    ("more", "rows"),
-    [({"max_seq": 600}, 2048), ({"max_seq": 512}, 512), ({"profile": {"buckets": {"seq": [1, 16, 512]}}}, 512)],
+    ("more", "buckets"),
+    [
+        ({"max_seq": 600}, (1, 16, 64, 512, 2048)),
+        ({"max_seq": 512}, (1, 16, 64, 512)),
+        ({"profile": {"buckets": {"seq": [1, 16, 512]}}}, (1, 16, 512)),
+    ],
 )
-def test_long_prompts_have_a_program(
-    card: paper_card.PaperCard, goldens: Path, more: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+def test_short_and_long_prompts_have_programs(
+    card: paper_card.PaperCard, goldens: Path, more: dict[str, Any], buckets: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If contexts are long enough, and nobody chose other programs."""
+    """Long ones if contexts are long enough; none if somebody chose programs."""
     monkeypatch.setattr(card, "call_rows", Cuda.call_rows)
     options = {"device": "paper", "compile_ahead": False, "cache": CompileCache(policy="off"), "max_seq": 600} | more
     with closing(Engine.open(goldens / "llama" / "hf", **options)) as engine:
-        assert engine.most_rows == rows
+        assert engine.profile.buckets == buckets
 
 
 def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:

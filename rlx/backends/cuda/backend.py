@@ -39,7 +39,7 @@ class Cuda(Backend):
 
     native_loops = True
     batch_rows = 8, 32, MANY_ROWS, 512  # those of more rows than `MANY_ROWS` have other kernels, and other tiles
-    call_rows = shared_rows = 2048
+    call_rows, shared_rows = (MANY_ROWS, 2048), 2048
 
     def __init__(self, numbers: tuple[int, ...] = (0,)) -> None:
         self.name = "cuda" if numbers == (0,) else f"cuda:{','.join(map(str, numbers))}"

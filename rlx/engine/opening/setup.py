@@ -365,8 +365,8 @@ class Setup:
         length = chosen.max_seq
         context = min(config.context, DEFAULT_CONTEXT) if length is None else whole("max_seq", length, 1, MAX_PAST)
         if not profile.buckets:
-            more = (device.call_rows,) if min(device.call_rows, context) > BUCKETS[-1] else ()
-            profile = replace(profile, buckets=(*BUCKETS, *more))
+            more = [rows for rows in device.call_rows if rows < BUCKETS[-1] or context > BUCKETS[-1]]
+            profile = replace(profile, buckets=tuple(sorted((*BUCKETS, *more))))
         return Setup(
             profile,
             profile.source,
