@@ -16,9 +16,10 @@ from weight_bytes import random_bytes
 import rlx
 from rlx.backends.cuda import build
 from rlx.backends.cuda.agreed.steps import MOST_CARDS
-from rlx.backends.cuda.backend import backend_of
+from rlx.backends.cuda.backend import BACKEND, backend_of
 from rlx.backends.cuda.memory import CardMemory, CardSource, address
 from rlx.backends.cuda.program import Stream
+from rlx.backends.cuda.token_loop import StepsAhead
 from rlx.backends.memory import Grid
 from rlx.errors import ArgumentError, DeviceError, ResourceError, TargetError
 from rlx.ir import ops
@@ -68,6 +69,30 @@ def test_a_model_has_the_bits_of_one_card(
     assert np.abs(some[0] - expected[0]).max() <= 1e-4 * np.abs(expected[0]).max()
     assert some[1:] == expected[1:]
     assert cards.used == 0, "everything is freed"
+
+
+@pytest.mark.slow
+def test_a_card_takes_the_tokens_of_a_batch_to_the_next_step(
+    cards: paper_cards.PaperCards, goldens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of steps, drawn with the same random numbers; a step has begun before its tokens are looked at."""
+    found, ahead, take = [], list[int](), StepsAhead.take
+
+    def noted(self: StepsAhead, count: int, seconds: float = 1.0) -> list[list[int]]:
+        tokens = take(self, count, seconds)
+        ahead.append(self.ahead)
+        return tokens
+
+    monkeypatch.setattr(StepsAhead, "take", noted)
+    options = {**OPTIONS, "device": "cuda", "cache": CompileCache(policy="off")}
+    sample = rlx.SampleOpts(temperature=0.8, top_k=40, top_p=0.95, seed=4)
+    for native in (True, False):
+        monkeypatch.setattr(type(BACKEND), "native_loops", native)
+        with rlx.auto_runner(goldens / "llama" / "hf", **options) as runner:
+            found.append(runner.generate_batch([IDS[:4], IDS[1:3]], 4, stop_at_eog=False, sample=sample))
+        assert (max(ahead, default=0) > 0) == native
+        ahead.clear()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0,1"])
