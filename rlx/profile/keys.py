@@ -231,7 +231,7 @@ _ROWS = [
     Key(
         "buckets.seq", str(list(BUCKETS)),
         f"The largest row count of each program, ascending from 1 to at most {MAX_ROWS}; longer prompts run in chunks. "
-        "Cards have one of 2048, too, if this is left out.",
+        "Cards have those of 64 and 2048, too, if this is left out.",
         kind=list,
     ),
     Key(
