@@ -7,11 +7,11 @@ A step reads the weights once and the caches of its rows, multiplies, does some 
 choice of tokens), and joins all workers after each region. The parts are added, because a region has one limit or the
 other:
 
-    ms = 1.15 * weights / bandwidth + 1.12 * caches / bandwidth + k * operations / peak + 0.22 * sequences
-         + 1.2e-3 * regions * log2(cores)                            # k is 0 for one row, 0.39 up to 8 rows, else 1.04
+    ms = 1.19 * weights / bandwidth + 1.46 * caches / bandwidth + k * operations / peak + 0.095 * sequences
+         + 1.1e-3 * regions * log2(cores)                            # k is 0 for one row, 1.56 up to 8 rows, else 1.09
 
-The factors were fitted by least squares to steps of `benchmarks/batch.py` and a prompt. Bandwidth and peak are those
-that `batch.py` measures, of the machines in `MEASURED`, too.
+The factors were fitted by least squares to steps of `rlx bench --rows` and two prompts. Bandwidth and peak are those
+that it measures, of the machines in `MEASURED`, too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log2
 
-READ, CACHES, SERIAL, BARRIER = 1.15, 1.12, 0.22, 1.16e-3
-NARROW, WIDE = 0.385, 1.04  # k for 2 to 8 rows, and for more, in tiles
+READ, CACHES, SERIAL, BARRIER = 1.19, 1.46, 0.095, 1.1e-3
+NARROW, WIDE = 1.56, 1.09  # k for 2 to 8 rows, and for more, in tiles
 REGIONS = 6  # of a layer
 
 
@@ -85,14 +85,16 @@ def _rows_ms(model: Model, machine: Machine, rows: int, positions: float, sequen
     return read + multiplied + SERIAL * sequences + joined
 
 
-#: Steps of Qwen3-0.6B Q4_K_M by `batch.py`: machine -> (rows, depth, ms).
+#: Steps of Qwen3-0.6B Q4_K_M: machine -> (rows, depth, ms).
 MEASURED = {
-    Machine(16, 150, 9400): [
-        (1, 70, 4.3), (4, 70, 5.3), (8, 70, 7.1), (16, 70, 11.5), (32, 70, 18.0), (64, 70, 28.4),
-        (8, 517, 11.1), (32, 517, 30.9), (64, 517, 52.3),
+    Machine(16, 135, 8200): [
+        (1, 70, 4.5), (8, 70, 7.4), (32, 70, 14.5), (64, 70, 25.6), (8, 517, 12.3), (64, 517, 58.1),
     ],
-    Machine(4, 53.4, 2690): [(1, 70, 8.74), (8, 70, 12.0), (32, 70, 32.1), (64, 70, 54.9)],
+    Machine(4, 52, 2330): [(1, 70, 9.3), (8, 70, 18.2), (32, 70, 42.6), (64, 70, 74.4)],
 }  # fmt: skip
+
+#: Prompts: machine -> (rows, ms).
+PROMPTS = {Machine(16, 135, 8200): [(300, 50.0), (512, 83.0)]}
 
 #: Assumed: 8 channels of DDR5-5600 for 64 cores and 12 of DDR5-6400 for 128, of which reads get 80%; peaks a core as
 #: measured. Two sockets: weights and workers by node; a barrier crosses the link between them.
@@ -103,11 +105,14 @@ ASSUMED = {
 }
 
 
-def predictions() -> Iterator[tuple[Machine, int, int, float, float]]:
+def predictions() -> Iterator[tuple[Machine, int | str, int | str, float, float]]:
     """(machine, rows, depth, measured ms, predicted ms)."""
     for machine, steps in MEASURED.items():
         for rows, depth, measured in steps:
             yield machine, rows, depth, measured, step_ms(QWEN3_06B, machine, rows, depth)
+    for machine, prompts in PROMPTS.items():
+        for rows, measured in prompts:
+            yield machine, f"{rows} of a prompt", "", measured, prompt_ms(QWEN3_06B, machine, rows, rows / 2)
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ def stages(target: Target, nbytes: int) -> list[Stage]:
     add("macro_rows_int8", (24, 48, 96, 192), (_PREFILL,), integers)
     add("unpack_from_int8", (0, 12, 24, 48, 512), (16, 40, _PREFILL), integers)
     if target.has_bf16_tiles:
-        add("macro_bytes_tiles", (3 << 18, 3 << 19, 3 << 20), (_PREFILL,), [(Q4_K, "bf16"), (BF16, "bf16")])
+        add("macro_bytes_tiles", (1 << 19, 1 << 20, 1 << 21), (_PREFILL,), [(Q4_K, "bf16"), (BF16, "bf16")])
         return found
     add("tile_rows_float", (4, 6, 8, 12), (_PREFILL,), plain)
     add("macro_rows_float", (72, 144, 288), (_PREFILL,), plain)

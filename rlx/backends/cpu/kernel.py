@@ -80,8 +80,8 @@ class Units:
         busy: number of units that have work, if fewer than all; they are the first ones.
         together: units that a worker takes at once, because fewer would take as long.
         ranges: most ranges that they are divided into.
-        few: up to so many of `dim`, there are twice as many ranges; if these are single units, they are not taken
-            together. Workers would wait longer for the last one than that saves.
+        few: up to so many of `dim`, ranges of single units are not taken together. Workers would wait longer for the
+            last one than that saves.
     """
 
     dim: DimLike

@@ -11,7 +11,7 @@ from functools import partial
 from math import prod
 
 from rlx.backends.cpu import segments
-from rlx.backends.cpu.kernel import SCRATCH, Call, Kernel, Units
+from rlx.backends.cpu.kernel import CHUNKS, SCRATCH, Call, Kernel, Units
 from rlx.backends.cpu.kernels.attention import attention, bf16
 from rlx.backends.cpu.kernels.attention import shape as shape_kernels
 from rlx.backends.cpu.kernels.attention import split as split_kernels
@@ -81,7 +81,7 @@ def _linear(n: Node, target: Target) -> Call:
     again = linear.macro_rows(k, act, target)
     count = Units(width(n), BLOCK_ROWS)
     if again is not None:
-        count = Units(rows(n), again, linear.units(width(n)), few=linear.FEW_IN_TILES)
+        count = Units(rows(n), again, linear.units(width(n)), ranges=2 * CHUNKS, few=linear.FEW_IN_TILES)
     count = replace(count, together=linear.together(act, k, width(n), matrices, target, single=single))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 

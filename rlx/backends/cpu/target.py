@@ -223,6 +223,7 @@ def _host() -> tuple[str, frozenset[str]]:
 def _initialize_llvm() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # for instructions that no intrinsic names
 
 
 #: LLVM names of vector, dot product and matrix instructions.

@@ -189,7 +189,7 @@ class Tuning(Mapping[str, int]):
     tile_rows_float: int = 8
     unpack_from_int8: int = 24
     unpack_from_plain: int = 32
-    macro_bytes_tiles: int = 3 << 19
+    macro_bytes_tiles: int = 1 << 20
 
     def __post_init__(self) -> None:
         for name, (least, most, step) in _RANGES.items():

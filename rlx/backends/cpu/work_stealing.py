@@ -31,7 +31,7 @@ def grain(units: Units, bounds: dims.Bounds) -> int:
 
 def grain_of_few(units: Units) -> int:
     """Units per range where there are few: a multiple of `units.together` if there are so many ranges."""
-    size = units.count(units.few) // (2 * units.ranges)
+    size = units.count(units.few) // units.ranges
     return -(-size // units.together) * units.together or 1
 
 

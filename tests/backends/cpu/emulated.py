@@ -49,6 +49,9 @@ class EmulatedTiles:
     def release(self) -> None:
         pass
 
+    def space(self) -> None:
+        pass
+
     def zero(self, tile: int) -> None:
         with self._rows(tile) as row:
             self.e.store(self.e.f32(0.0), self._row(tile, row.i), 64)

@@ -8,12 +8,13 @@ from typing import Any
 import emulated
 import numpy as np
 import pytest
-from levels import TILE_TARGETS, name
+from levels import TILE_TARGETS, machine, name
 from native import aligned, run
 from test_linear import GATES, activations, bf16, check_bias, check_bits, check_gate, weights
 
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
+from rlx.backends.cpu.llvm import assembly
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtypes import BF16, F8_E4M3, F16, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.meaning import round_to
@@ -195,3 +196,13 @@ def test_results_in_bf16_are_those_of_f32_rounded(act: str, target: Target) -> N
 @pytest.mark.parametrize(("dtype", "gated"), [(Q6_K, None), (BF16, "silu")], ids=str)
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, gated: str | None, target: Target) -> None:
     check_bits(dtype, "bf16", gated, target, (1, 16, 17, 36))
+
+
+def test_instructions_on_tiles_stand_apart() -> None:
+    """LLVM leaves what is between them where it is, also in the loop that only multiplies."""
+    target = machine("amx")
+    text = assembly(linear(Q8_0, 64, 64, "bf16", target).llvm, target)
+    lines = [line.split()[0] for line in text.splitlines() if line.split()]
+    at = [i for i, word in enumerate(lines) if word in ("tileloadd", "tdpbf16ps")]
+    apart = [i for i in at if lines[i + 1 : i + 12].count("nop") == 8]
+    assert {lines[i] for i in apart} == {"tileloadd", "tdpbf16ps"} and len(apart) >= 24

@@ -155,11 +155,11 @@ def test_ranges_of_several_rows_are_whole_groups_of_units(act: str, n: int) -> N
     assert grain(Units(n, 16, together=size), {}) % size == 0
 
 
-def test_few_rows_have_twice_as_many_ranges_of_groups_or_of_single_units() -> None:
+def test_few_rows_have_ranges_of_single_units_rather_than_few_ranges() -> None:
     def size(n: int, rows: int) -> int:
-        return grain(Units(SEQ, 512, n // 16, together=2, few=64), {"SEQ": (1, rows)})
+        return grain(Units(SEQ, 512, n // 16, together=2, ranges=128, few=64), {"SEQ": (1, rows)})
 
-    assert [size(n, 512) for n in (1024, 2048, 4096, 32768)] == [2, 2, 4, 32]
+    assert [size(n, 512) for n in (1024, 2048, 4096, 32768)] == [2, 2, 2, 16]
     assert [size(n, 64) for n in (1024, 2048, 4096, 32768)] == [1, 2, 2, 16]
 
 
@@ -167,13 +167,13 @@ def test_ranges_follow_the_rows_of_the_call(monkeypatch: pytest.MonkeyPatch) -> 
     """A program for many rows has the ranges of few where a call has few."""
     emulated.use(monkeypatch)
     rng, graph = np.random.default_rng(0), Graph("linear")
-    graph.output("y", ops.linear(graph.input("x", [SEQ, 64]), graph.weight("w", (6400, 64), Q8_0)))
-    codes, rows = rng.integers(-127, 128, (12800, 32), np.int8), rng.standard_normal((200, 64)).astype(np.float32)
-    blocks = np.concatenate([np.full((12800, 1), 0.01, np.float16).view(np.uint8), codes.view(np.uint8)], axis=1)
-    w = codes.reshape(6400, 64) * float(np.float16(0.01))
+    graph.output("y", ops.linear(graph.input("x", [SEQ, 64]), graph.weight("w", (1536, 64), Q8_0)))
+    codes, rows = rng.integers(-127, 128, (3072, 32), np.int8), rng.standard_normal((200, 64)).astype(np.float32)
+    blocks = np.concatenate([np.full((3072, 1), 0.01, np.float16).view(np.uint8), codes.view(np.uint8)], axis=1)
+    w = codes.reshape(1536, 64) * float(np.float16(0.01))
     cache, options = CompileCache(policy="off"), {"precision": "auto", "target": emulated.TARGETS[-1], "threads": 2}
-    with compile(graph, {"SEQ": (9, 512), "w": blocks.reshape(-1)}, cache=cache, **options) as exe:
-        assert "i64 4, i64 6" in exe.llvm("region")  # units per range: one of two numbers
+    with compile(graph, {"SEQ": (9, 2048), "w": blocks.reshape(-1)}, cache=cache, **options) as exe:
+        assert "i64 1, i64 4" in exe.llvm("region")  # units per range: one of two numbers
         for count in (10, 64, 65, 200):
             expected = rows[:count].astype(np.float64) @ w.T
             found = exe(x=rows[:count])["y"]

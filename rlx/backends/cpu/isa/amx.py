@@ -22,6 +22,7 @@ COUNT, ROWS, ROW_BYTES, DEPTH = 8, 16, 64, 32
 #: Bytes of a full tile.
 BYTES = ROWS * ROW_BYTES
 
+_NOPS = "; ".join(["nop"] * 8)
 _PALETTE, _WIDTHS_AT, _HEIGHTS_AT, _CONFIG_BYTES = 1, 16, 48, 64
 
 
@@ -64,6 +65,12 @@ class AmxTiles:
     def dot_int8(self, c: int, a: int, b: int) -> None:
         """c i32[rows, 16] += a i8[rows, 64] times b, where a row of b holds four consecutive k of 16 columns."""
         self._call("llvm.x86.tdpbssd", *map(_number, (c, a, b)))
+
+    def space(self) -> None:
+        """Keeps the instructions before and after it apart: a CPU whose core has another busy thread is up to 1.5 times
+        as fast with eight instructions between two on tiles (docs/batch.md).
+        """
+        self.e.b.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), _NOPS, "", side_effect=True), [])
 
     def _call(self, name: str, *operands: ir.Value) -> None:
         self.e.call(name, ir.VoidType(), operands)

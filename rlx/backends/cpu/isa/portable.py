@@ -43,6 +43,9 @@ class Tiles(Protocol):
     def dot_bf16(self, c: int, a: int, b: int) -> None:
         """c f32[rows, 16] += a bf16[rows, 32] times b, where a row of b holds two consecutive k of 16 columns."""
 
+    def space(self) -> None:
+        """Keeps the operations before and after it apart, where that makes them faster."""
+
     def dot_int8(self, c: int, a: int, b: int) -> None:
         """c i32[rows, 16] += a i8[rows, 64] times b, where a row of b holds four consecutive k of 16 columns."""
 

@@ -309,13 +309,17 @@ class TiledAttention(RoundedAttention):
 
     def _product(self, left: ir.Value, stride: int, right: ir.Value, columns: int) -> None:
         """sums += 32 rows of `left`, `stride` bytes apart, times one or two tiles of `right`."""
-        e, tiles = self.e, self.tiles
-        for j, b in enumerate(_RIGHT[:columns]):
+        e, tiles, used = self.e, self.tiles, _RIGHT[:columns]
+        for j, b in enumerate(used):
             tiles.load(b, e.at(right, j * BYTES), ROW_BYTES)
+            tiles.space()
         for i, a in enumerate(_LEFT):
             tiles.load(a, e.at(left, i * ROWS * stride), stride)
-            for j, b in enumerate(_RIGHT[:columns]):
+            tiles.space()
+        for i, a in enumerate(_LEFT):
+            for j, b in enumerate(used):
                 tiles.dot_bf16(_SUMS[i * len(_RIGHT) + j], a, b)
+                tiles.space()
 
     def _sums(self, place: ir.Value, stride: int, move: object, columns: int) -> None:
         """Loads or stores the tiles of sums of one or two columns; rows are `stride` bytes apart in memory."""
@@ -323,6 +327,7 @@ class TiledAttention(RoundedAttention):
             i, j = divmod(number, len(_RIGHT))
             if j < columns:
                 move(c, self.e.at(place, i * ROWS * stride + j * ROW_BYTES), stride)  # type: ignore[operator]
+                self.tiles.space()
 
 
 class DottedAttention(RoundedAttention):

@@ -3,14 +3,14 @@
 It has four loads and four products, fewer if there is one tile of rows or one block. While the other thread of a core
 is busy, with whatever program, a tile load waits for the products before it, and what follows waits for the load. So
 single loads and products stand between the vectors that are unpacked meanwhile. Where nothing is unpacked, the loads
-come first, so that a step waits once (docs/batch.md has the times).
+come first, so that a step waits once, and all are kept apart (docs/batch.md has the times).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from llvmlite import ir
@@ -74,13 +74,13 @@ class TileSteps:
 
     Attributes:
         tiles: the tile registers.
-        second_rows: whether there is a second tile of rows.
-        second_block: whether there is a second block; None if there always is.
+        second_rows: whether there is a second tile of rows; None if there always is.
+        second_block: whether there is a second block, likewise.
     """
 
     e: Emitter
     tiles: Tiles
-    second_rows: ir.Value
+    second_rows: ir.Value | None
     second_block: ir.Value | None
 
     def operations(self, x: ir.Value, strides: Strides, weights: Sequence[Operand], step: ir.Value) -> list[Operation]:
@@ -92,11 +92,23 @@ class TileSteps:
             found += [Operation(i, j, partial(dot, SUMS[i * BLOCKS + j], X[i], W[j]), True) for i in range(len(X))]
         return found
 
+    def cases(self) -> Iterator[TileSteps]:
+        """These, in a block of code each for where there is a second block and where it is not known."""
+        if self.second_block is None:
+            yield self
+            return
+        with self.e.b.if_else(self.second_block) as (two, one):
+            with two:
+                yield replace(self, second_block=None)
+            with one:
+                yield self
+
     def at_once(self, operations: Iterable[Operation]) -> None:
         """Emits a step, all loads first."""
         for each in sorted(operations, key=lambda each: each.multiplies):
             with self._if(each.rows and self.second_rows, each.block and self.second_block):
                 each.emit()
+                self.tiles.space()
 
     def by_turns(
         self, operations: Iterable[Operation], condition: ir.Value, unpack: Callable[[int], Iterable[None]]

@@ -9,8 +9,9 @@
                         the first time, between these: unpack both blocks some steps ahead, rounded to bf16
                         meanwhile: out = gate(total + bias) ... + residual of the 32 rows before
 
-A macro tile has as many rows as the L2 cache holds. Units are ordered by macro tile first, so a worker that takes range
-after range finds the activations in that cache. The sums of 32 rows and 32 columns stay in registers for a whole panel.
+A macro tile has at most as many rows as fill half of the L2 cache, and all have about as many. Units are ordered by
+macro tile first, so a worker that takes range after range finds the activations in that cache. The sums of 32 rows and
+32 columns stay in registers for a whole panel.
 A remainder uses tiles with its number of rows, so nothing is read past the last row; up to 16 rows take no second tile
 of activations, and a single block no second one of weights. If k is no multiple of 32, the last step is short: the ends
 of rows are copied with zeros after them, and so are weights.
@@ -176,9 +177,15 @@ class TileWriter(ResultWriter):
         rows = e.i64(1) if self.shape.single else e.args["rows"]
         blocks = e.b.udiv(e.b.add(e.args["n"], e.i64(BLOCK_ROWS - 1)), e.i64(BLOCK_ROWS))
         totals = e.stack((most if self.panels > 1 else PAIR) * TOTALS)
+        pairs, macros = (e.b.udiv(e.b.add(rows, e.i64(size - 1)), e.i64(size)) for size in (PAIR, most))
+
+        def first_row(number: ir.Value) -> ir.Value:
+            """Of a macro tile. All of them have about as many rows, so that workers get equal shares."""
+            return e.b.mul(e.b.udiv(e.b.mul(number, pairs), macros), e.i64(PAIR))
+
         with e.cut(blocks) as (number, first, last):
-            macro = e.b.mul(number, e.i64(most))
-            count = e.smin(most, e.b.sub(rows, macro))
+            macro = first_row(number)
+            count = e.b.sub(e.smin(rows, first_row(e.b.add(number, e.i64(1)))), macro)
             self._copy_ends(macro, count)
             self.configure(count)
             with self.loop_units(first, last) as (unit, end), e.loop(0, self.panels) as p:
@@ -209,7 +216,7 @@ class TileWriter(ResultWriter):
             rest = e.b.urem(piece.count, e.i64(PAIR))
             full = e.b.sub(piece.count, rest)
             with e.loop(PAIR, full, PAIR) as row:
-                self._product(piece, weights, row.i, e.i64(PAIR))
+                self._product(piece, weights, row.i, PAIR)
             with e.when(e.b.icmp_signed(">", rest, e.i64(0))):
                 self._configure(rest)
                 self._product(piece, weights, full, rest)
@@ -335,7 +342,7 @@ class TileWriter(ResultWriter):
         return self.e.b.icmp_signed(">", count, self.e.i64(ROWS))
 
     def _product(
-        self, at: Piece, weights: Sequence[Operand], row: ir.Value, count: ir.Value, *, unpacks: bool = False
+        self, at: Piece, weights: Sequence[Operand], row: ir.Value, count: Index, *, unpacks: bool = False
     ) -> None:
         """Multiplies at most 32 rows of the macro tile, from `row` on.
 
@@ -350,13 +357,14 @@ class TileWriter(ResultWriter):
         second = (
             None if len(self.shape.weights) == BLOCKS else e.b.icmp_signed("<", e.b.add(at.unit, e.i64(1)), at.last)
         )
-        tile_steps = TileSteps(e, tiles, self._is_more(count), second)
+        tile_steps = TileSteps(e, tiles, None if isinstance(count, int) else self._is_more(count), second)
         if unpacks:
             self._unpack_and_multiply(at, weights, x, steps, tile_steps)
         else:
-            with e.loop(0, steps) as s:
-                self._meanwhile(at, row, s.i)
-                tile_steps.at_once(tile_steps.operations(e.at(x, (s.i, strides.step)), strides, weights, s.i))
+            for own in tile_steps.cases():
+                with e.loop(0, steps) as s:
+                    self._meanwhile(at, row, s.i)
+                    own.at_once(own.operations(e.at(x, (s.i, strides.step)), strides, weights, s.i))
         if self.ends is not None:
             with e.when(self._is_last(at.panel)):
                 if unpacks:
@@ -367,7 +375,7 @@ class TileWriter(ResultWriter):
         for c, place in zip(SUMS, places, strict=True):
             tiles.store(c, place, TOTALS)
         with e.when(self._is_last(at.panel)):
-            self.delayed.put(totals, e.b.add(at.row, row), count, at.unit, at.last, self._factors())
+            self.delayed.put(totals, e.b.add(at.row, row), e.i64(count), at.unit, at.last, self._factors())
             if not self.results_a_step:
                 self.delayed.flush()
 
