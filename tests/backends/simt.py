@@ -1,8 +1,8 @@
 """Runs kernels of the device "cuda" on paper: NumPy interprets their LLVM assembly, all threads of a block in step.
 
 Threads that went different ways meet again, because those that are behind in the text run first, as far as the next
-label or jump. A word of shared memory that two warps use between two barriers, one of them to write, is an error;
-copies that run by themselves arrive when they are waited for, so that a missing wait is seen.
+label or jump. A word of shared memory that two warps use between two barriers is an error, unless both read it or both
+add to it; copies that run by themselves arrive when they are waited for, so that a missing wait is seen.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class Block:
         whole: whether all do.
         written: which warps wrote each word of shared memory since the last barrier, a bit a warp.
         used: the same for reads.
+        summed: the same for additions, which warps may make to the same word.
     """
 
     def __init__(self, program: Program, memory: Memory, given: Mapping[str, int], shared: int) -> None:
@@ -131,7 +132,7 @@ class Block:
         self.at = np.zeros(THREADS, np.int64)
         self.active, self.whole = np.ones(THREADS, np.bool_), True
         self.written = np.zeros(len(self.shared) // 4 + 1, np.uint8)
-        self.used = np.zeros_like(self.written)
+        self.used, self.summed = np.zeros_like(self.written), np.zeros_like(self.written)
         self.pending: list[list[tuple[Array, Array, Array]]] = [[]]
         self.meetings: dict[int, Meeting] = {}
 
@@ -152,6 +153,7 @@ class Block:
         inner = Block(program, self.memory, {}, 0)
         inner.values = dict(zip(program.parameters, operands, strict=True))
         inner.shared, inner.written, inner.used, inner.pending = self.shared, self.written, self.used, self.pending
+        inner.summed = self.summed
         inner.meetings = self.meetings
         inner.at[~self.active] = len(program.basic_blocks)
         inner.run()
@@ -200,28 +202,30 @@ class Block:
         given = np.ascontiguousarray(values).reshape(-1).view(words.dtype).reshape(places.shape)
         words[places[self.active]] = given[self.active]
 
-    def note(self, addresses: Array, size: int, *, writes: bool) -> None:
+    def note(self, addresses: Array, size: int, kind: str) -> None:
         """Notes a use of shared memory.
 
         Raises:
             AssertionError: another warp may use the same words at the same time.
         """
         words = addresses[self.active][:, None] // 4 + np.arange(-(-size // 4))
-        self.note_words(words, _LANES[self.active][:, None] // WARP, writes=writes)
+        self.note_words(words, _LANES[self.active][:, None] // WARP, kind)
 
-    def note_words(self, words: Array, warps: Array | int, *, writes: bool) -> None:
+    def note_words(self, words: Array, warps: Array | int, kind: str) -> None:
         """The same for words, each used by a warp."""
+        tables = {"load": self.used, "store": self.written, "sum": self.summed}
         bits = np.left_shift(1, warps).astype(np.uint8)
-        seen = self.written[words] | self.used[words] if writes else self.written[words]
-        clash = (seen & ~bits) != 0
-        assert not clash.any(), f"warps meet in shared memory at {words[clash][:4] * 4}"
-        np.bitwise_or.at(self.written if writes else self.used, words, bits)
+        for other, table in tables.items():
+            if kind != other or kind == "store":
+                clash = (table[words] & ~bits) != 0
+                assert not clash.any(), f"warps meet in shared memory at {words[clash][:4] * 4}"
+        np.bitwise_or.at(tables[kind], words, bits)
 
     def barrier(self) -> None:
         """All threads that have not ended meet."""
         waiting = self.at < len(self.program.basic_blocks)
         assert (self.active == waiting).all() or self.active.all(), "a barrier that not all threads reach"
-        self.written[:], self.used[:] = 0, 0
+        self.written[:], self.used[:], self.summed[:] = 0, 0, 0
 
 
 def _in_words(raw: Array, size: int) -> Array:
@@ -343,7 +347,7 @@ def _load(name: str, type_: str, pointer: str, place: str) -> Run:
     def run(b: Block) -> None:
         addresses = at(b)
         if "(3)" in pointer:
-            b.note(addresses, size, writes=False)
+            b.note(addresses, size, "load")
         found = b.load(pointer, addresses, size, dtype)
         b.set(name, found if type_.startswith("<") else found[:, 0])
 
@@ -357,7 +361,7 @@ def _store(type_: str, text: str, pointer: str, place: str) -> Run:
     def run(b: Block) -> None:
         addresses = at(b)
         if "(3)" in pointer:
-            b.note(addresses, size, writes=True)
+            b.note(addresses, size, "store")
         b.store(pointer, addresses, value(b))
 
     return _set(place[1:], value) if pointer == "ptr" else run
@@ -460,7 +464,7 @@ def _described(b: Block, start: Array, n: int) -> Array:
         assert (start[warp // 4 * 128 : warp // 4 * 128 + 128] == at).all(), "four warps with different operands"
         places = at + rows * 128 + 2 * k
         places = places ^ ((places >> 7 & 7) << 4)
-        b.note_words(places // 4, warp, writes=False)
+        b.note_words(places // 4, warp, "load")
         found[warp] = from_bf16(_in_words(b.shared, 2)[places // 2]).T
     return found
 
@@ -588,7 +592,7 @@ def _ldmatrix(count: int, transposed: bool) -> Callable[..., Any]:
         flat = own.reshape(-1)
         words = (flat[:, None] // 4 + np.arange(4)).reshape(-1)
         warps = np.repeat(np.arange(WARPS), 8 * count * 4)
-        b.note_words(words[active[warps]], warps[active[warps]], writes=False)
+        b.note_words(words[active[warps]], warps[active[warps]], "load")
         rows = _in_words(b.shared, 8)[flat[:, None] // 8 + np.arange(2)].view(np.int16).reshape(WARPS, count, 8, 8)
         if transposed:
             rows = rows.swapaxes(2, 3)
@@ -624,12 +628,13 @@ def _sum(b: Block, places: Array, values: Array) -> Array:
 
 
 def _shared_sum(b: Block, places: Array, values: Array) -> Array:
+    b.note(places, values.itemsize, "sum")
     return _added(b, b.shared, places, values)
 
 
 def _copy(b: Block, target: Array, source: Array, kept: Array | None = None, size: int = 16) -> None:
     """A copy that arrives when it is waited for; bytes after the first `kept` are zeros."""
-    b.note(target, size, writes=True)
+    b.note(target, size, "store")
     values, active = np.zeros((THREADS, size), np.uint8), b.active
     b.active = active if kept is None else active & (kept > 0)  # who keeps nothing reads nothing
     if b.active.any():
@@ -762,7 +767,11 @@ def _come(b: Block, places: Array) -> None:
     meeting = b.meetings[int(places[b.active][0])]
     meeting.come += int(b.active.sum())
     if meeting.come == meeting.warps:
-        meeting.come, meeting.times, meeting.before = 0, meeting.times + 1, [b.written.copy(), b.used.copy()]
+        meeting.come, meeting.times, meeting.before = (
+            0,
+            meeting.times + 1,
+            [b.written.copy(), b.used.copy(), b.summed.copy()],
+        )
 
 
 def _wait_for_all(b: Block, places: Array, again: Array) -> None:
@@ -770,6 +779,7 @@ def _wait_for_all(b: Block, places: Array, again: Array) -> None:
     assert meeting.times & 1 != again[0], "a block waits for a warp that does not come"
     b.written &= ~meeting.before[0]
     b.used &= ~meeting.before[1]
+    b.summed &= ~meeting.before[2]
 
 
 _TRY = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [$0], $1;"
