@@ -154,6 +154,7 @@ _ROOM = 112 << 10  # bytes of shared memory of a block, of which two share a lar
 _LANES = LANES * 16  # bytes of four f32 of each lane
 _BROUGHT = 32  # registers of numbers of x that a thread loads before it uses them
 _RING = 64 << 10  # bytes of shared memory for weights at most
+_SCALED = 4  # times 8 rows of x at most beside weights with scales, whose sums take most registers
 _BY_LANES = 4  # times 8 rows of x at most where lanes add products up: each has 16 sums of 8 rows
 
 
@@ -205,12 +206,14 @@ def shape_of(
         rounded: whether x is in bf16.
     """
     columns, tiles = -(-min(rows, 64 if features.bf16 else 8 * _BY_LANES) // 8), -(-n // ROWS)
+    groups = 2 if columns > _SCALED and rows <= 64 and form.scales else 1
+    columns = -(-columns // groups)
     whole = rows > 64 or _used(-(-parts * tiles // (1 if columns > 4 else 2))) >= _FULL
     most = min(_RING, 2 * features.shared // 3)
     fits = 2 * WARPS * 2 * form.unit_bytes <= most and features.bf16
     each = 2 if columns <= 4 and fits and parts * tiles * SLICES >= 4 * TYPICAL_MULTIPROCESSORS * WARPS else 1
     sets, ranges = parts * -(-tiles // each), 1 if whole else SLICES
-    rounds = -(-sets * ranges // (2 * TYPICAL_MULTIPROCESSORS * WARPS))
+    rounds = min(-(-sets * ranges * groups // (2 * TYPICAL_MULTIPROCESSORS * WARPS)), -(-sets // WARPS))
     blocks = -(-sets // (WARPS * rounds))
     longest = -(-form.units(width) // SLICES)
     own = form.units(width) if whole else longest
