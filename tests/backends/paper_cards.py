@@ -117,6 +117,10 @@ class PaperCards(PaperDriver):
         """A card computes no more."""
         list(self._streams.values())[number].failed = RuntimeError("the card is off")
 
+    def has_recorded(self, event: Any) -> bool:
+        """Whether a card was told to record an event."""
+        return self._events[event.value] is not None
+
     def see(self, address: int) -> simt.Array:
         return self.memory.raw[address - self.memory.base :]
 

@@ -119,6 +119,7 @@ def test_a_step_is_recorded_in_pieces(cards: paper_cards.PaperCards, goldens: Pa
         for token, logits in zip(ids, plain, strict=True):
             np.testing.assert_array_equal(engine.append(clocked, [token]), logits)
         assert logs.shapes == [(1, 1, len(program.manifest["regions"]) + 1)] * len(ids)
+        assert all(map(cards.has_recorded, program._steps[0]._clocked[1]._events)), "each region has an end"
         shown = runner.programs["decode"]
         assert sum(name.startswith("host_") for name in shown.kernels) == 1
         assert "expert_linear" in shown.source("host_") and "in the memory of the host" in str(shown.explain())
