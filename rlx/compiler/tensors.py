@@ -10,7 +10,7 @@ memory. Packed matrices may also be mapped from a file, which this or an earlier
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
@@ -157,7 +157,15 @@ class Tensors:
         mapped = kept.find() if kept else None
         known = self.buffers.keys() | (mapped.buffers.keys() if mapped else set())
         missing = {name: row for name, row in weights.items() if name not in known}
-        report = _Report(progress, {name: _nbytes(row) for name, row in missing.items()})
+        sizes, done = {name: _nbytes(row) for name, row in missing.items()}, 0
+        total = sum(sizes.values())
+
+        def report(name: str) -> None:
+            nonlocal done
+            done = min(total, done + sizes.get(name, 0))
+            if progress:
+                progress("packing weights", done, total)
+
         if kept and not mapped:
             mapped = self._write(kept, packed_rows(weights), source, report)
         if mapped:
@@ -168,10 +176,10 @@ class Tensors:
         for name, row in rest.items():
             with span(name, "weight", dtype=row["dtype"], layout=row["layout"]):
                 self._load_one(name, row, source)
-            report.done(name)
+            report(name)
 
     def _write(
-        self, kept: PackedWeightCache, rows: Mapping[str, Any], source: Source, report: _Report
+        self, kept: PackedWeightCache, rows: Mapping[str, Any], source: Source, report: Callable[[str], None]
     ) -> MappedWeights | None:
         """Writes the packed-weight cache, one matrix after the other through memory for the largest one."""
         sizes = {name: self._packed_bytes(*_type(row)) for name, row in rows.items()}
@@ -182,7 +190,7 @@ class Tensors:
                 with span(name, "weight", dtype=dtype.name, layout=rows[name]["layout"]):
                     self._pack(name, _pieces(source, name, shape), dtype, shape, packed)
                 source.release(name)
-                report.done(name)
+                report(name)
                 return packed.contents().data
 
             return kept.make(sizes, pack)
@@ -229,20 +237,6 @@ class Tensors:
         self._blocks.clear()
         self._tables.clear()
         self.buffers.clear()
-
-
-class _Report:
-    """Reports the bytes of a model's file that are packed."""
-
-    def __init__(self, progress: Progress | None, sizes: Mapping[str, int]) -> None:
-        self._progress, self._sizes = progress, sizes
-        self._done, self._total = 0, sum(sizes.values())
-
-    def done(self, name: str) -> None:
-        """A weight is loaded."""
-        self._done = min(self._total, self._done + self._sizes.get(name, 0))
-        if self._progress:
-            self._progress("packing weights", self._done, self._total)
 
 
 def _type(row: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]]:

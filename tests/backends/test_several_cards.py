@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import rlx
 from rlx.backends.cuda import build
 from rlx.backends.cuda.agreed.steps import MOST_CARDS
 from rlx.backends.cuda.backend import BACKEND, backend_of
-from rlx.backends.cuda.memory import CardMemory, CardSource, address
+from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.memory import CardMemory, address, opened
 from rlx.backends.cuda.program import Stream
 from rlx.backends.cuda.token_loop import StepsAhead
 from rlx.backends.memory import Grid
@@ -31,6 +33,11 @@ OPTIONS: dict[str, Any] = {
     "kv_bytes": 1 << 20,
 }  # fmt: skip
 IDS = [5, 9, 2, 7, 1, 30]
+
+
+def cards_of() -> Callable[[], Sequence[Card]]:
+    """Two cards, opened when they are asked for."""
+    return functools.cache(functools.partial(opened, (0, 1)))
 
 
 @pytest.fixture
@@ -159,7 +166,7 @@ def test_attention_of_sequences_of_one_and_of_many_rows(cards: paper_cards.Paper
 
 def test_heads_of_a_cache_lie_on_several_cards(cards: paper_cards.PaperCards) -> None:
     """Whoever reads and writes it sees one cache. Each card has room for its heads only."""
-    memory = CardMemory(CardSource((0, 1)))
+    memory = CardMemory(cards_of())
     slots, heads, pages, nbytes, rng = 3, 4, 5, 16, np.random.default_rng(0)
     cache = memory.allocate_cache(slots, heads, pages * nbytes)
     assert cards.used == cache.nbytes == slots * heads * pages * nbytes
@@ -186,7 +193,8 @@ def test_heads_of_a_cache_lie_on_several_cards(cards: paper_cards.PaperCards) ->
 
 
 def test_other_memory_is_the_same_on_each_card(cards: paper_cards.PaperCards) -> None:
-    memory = CardMemory(source := CardSource((0, 1)))
+    source = cards_of()
+    memory = CardMemory(source)
     for buffer in (memory.allocate(64), memory.allocate_cache(1, 3, 64)):  # three heads have no halves
         values = np.arange(buffer.nbytes, dtype=np.uint8)
         buffer.write(values)
@@ -198,7 +206,7 @@ def test_other_memory_is_the_same_on_each_card(cards: paper_cards.PaperCards) ->
 
 
 def test_what_cannot_be_allocated_on_one_card_is_freed_on_the_others(cards: paper_cards.PaperCards) -> None:
-    source = CardSource((0, 1))
+    source = cards_of()
     second, before = source()[1], cards.used
     second.lost = DeviceError("it fell from the bus")
     with pytest.raises(DeviceError, match="fell from the bus"):
@@ -350,7 +358,7 @@ def test_the_second_card_alone(cards: paper_cards.PaperCards) -> None:
 
 
 def test_packed_weights_are_not_read(cards: paper_cards.PaperCards) -> None:
-    buffer = CardMemory(CardSource((0, 1))).allocate(64)
+    buffer = CardMemory(cards_of()).allocate(64)
     buffer.block.differs = True
     with pytest.raises(ArgumentError, match=r"packed weights of several cards cannot be read.*keep_packed"):
         buffer.read()

@@ -12,7 +12,7 @@ from rlx.backends.cuda.agreed.steps import MANY_ROWS, MOST_CARDS
 from rlx.backends.cuda.chooser import Chooser, compiled
 from rlx.backends.cuda.driver import Loaded
 from rlx.backends.cuda.formats import CardFormats
-from rlx.backends.cuda.memory import CardMemory, CardSource
+from rlx.backends.cuda.memory import CardMemory, opened
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
 from rlx.backends.cuda.target import Target, dotted
@@ -43,7 +43,7 @@ class Cuda(Backend):
 
     def __init__(self, numbers: tuple[int, ...] = (0,)) -> None:
         self.name = "cuda" if numbers == (0,) else f"cuda:{','.join(map(str, numbers))}"
-        self.numbers, self.cards = numbers, CardSource(numbers)
+        self.numbers, self.cards = numbers, cache(partial(opened, numbers))
         self.memory, self.calls_host = CardMemory(self.cards), len(numbers) == 1
 
     def versions(self) -> Mapping[str, Any]:

@@ -148,31 +148,17 @@ class CardMemory(Memory):
         return min(card.memory()[0] // sum(other.same(card) for other in cards) for card in cards)
 
 
-class CardSource:
-    """Opens cards when they are asked for.
-
-    Args:
-        numbers: of the cards. One that comes twice is taken as two cards.
-    """
-
-    def __init__(self, numbers: Sequence[int] = (0,)) -> None:
-        self._numbers, self._cards = numbers, list[Card]()
-        self._lock = Lock()
-
-    def __call__(self) -> Sequence[Card]:
-        if not self._cards:
-            with self._lock:
-                self._cards = self._cards or _opened(self._numbers)
-        return self._cards
-
-
 #: The open cards by number, and how often it came before among those of a device: what uses a card shares its stream.
 _open = dict[tuple[int, int], Card]()
 _opening = Lock()
 
 
-def _opened(numbers: Sequence[int]) -> list[Card]:
-    """Cards by their numbers, each of which reaches the memory of the others."""
+def opened(numbers: Sequence[int]) -> Sequence[Card]:
+    """Cards by their numbers, each of which reaches the memory of the others.
+
+    Args:
+        numbers: one that comes twice is taken as two cards.
+    """
     found = list[Card]()
     with _opening:
         for i, number in enumerate(numbers):
@@ -180,9 +166,9 @@ def _opened(numbers: Sequence[int]) -> list[Card]:
             if key not in _open:
                 _open[key] = Card(number)
             found.append(_open[key])
-    for card in found:
-        for other in found:
-            card.reach(other)
+        for card in found:
+            for other in found:
+                card.reach(other)
     return found
 
 
