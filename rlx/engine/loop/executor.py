@@ -233,18 +233,18 @@ class Executor:
             if self.inbox or not all(job.can_run for job in jobs) or self.scheduler.others_want():
                 return False
             if any(job.drafts for job in jobs):
-                return len(jobs) == 1 and self._run_drafts(jobs[0])
+                return len(jobs) == 1 and jobs[0].drafts is not None and self._run_drafts(jobs[0], jobs[0].drafts)
             self._run = begin_run(self.engine, jobs, self.scheduler, self.room, self._tell)
             if self._run is None:
                 return jobs[0].ended
         self._take(self._run)
         return True
 
-    def _run_drafts(self, job: Job) -> bool:
+    def _run_drafts(self, job: Job, drafts: Drafts) -> bool:
         """Several tokens of a job with drafts in one native call; whether there are any."""
         start = self._clock()
         try:
-            found = job.drafts.run(self.engine, job.sequence, job.tokens, job.left, [*job.stop_ids])  # type: ignore[union-attr]
+            found = drafts.run(self.engine, job.sequence, job.tokens, job.left, [*job.stop_ids])
         except PoolFullError:  # room for one step may be there
             return False
         except BaseException as error:
