@@ -108,13 +108,18 @@ def build_predictor(
         UnsupportedModelError: the model has no MTP head.
         WeightError: as `build`.
     """
+    check_predictor(config, weights, place)
+    with placed(config, place):
+        graph: Graph = import_module(f"{__name__}.qwen35").build_predictor(config, weights, kv_dtype, rows)
+    return graph
+
+
+def check_predictor(config: ModelConfig, weights: Weights, place: Callable[[str], str] | None = None) -> None:
+    """`UnsupportedModelError` if a model has no MTP head."""
     if config.recurrence is None or not weights.has(f"blk.{config.layers}.nextn.eh_proj.weight"):
         where = place("output.weight").rpartition(", ")[0] if place else None
         hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
         raise UnsupportedModelError("the model has no MTP head", where=where, hint=hint)
-    with placed(config, place):
-        graph: Graph = import_module(f"{__name__}.qwen35").build_predictor(config, weights, kv_dtype, rows)
-    return graph
 
 
 def predictor_head(config: ModelConfig) -> str:

@@ -25,7 +25,7 @@ from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_r
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
 from rlx.runners import session
-from rlx.runners.base import DRAFT_MODEL, GREEDY, LmRunner, adapted, checked_speculation
+from rlx.runners.base import GREEDY, LmRunner, adapted, checked_speculation
 from rlx.runners.session import Scores
 from rlx.sampling import SampleOpts
 from rlx.sampling.choice import log_probs
@@ -99,7 +99,7 @@ class Model(LmRunner):
         self.default_sample = GREEDY if sample is None else resolved(sample, engine.recommended, GREEDY)
         self.adapters = () if engine.adapters is None else tuple(engine.adapters.numbers)
         self._speculative = checked_speculation(speculative)
-        if speculative is not None and speculative.startswith(DRAFT_MODEL):
+        if speculative is not None and speculative != "prompt-lookup":
             engine.drafting(speculative)
         self._images = engine.images
         if self._images is not None:

@@ -53,6 +53,18 @@ def parse_host_name(value: Any) -> str:
     return text
 
 
+def parse_name(value: Any) -> str:
+    """The name of a model, which a text without blanks at its ends may be.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    text = str(value)
+    if not text or text != text.strip():
+        raise ArgumentError(f"{value!r} is no name of a model", hint="write it as in gpt-4o")
+    return text
+
+
 def parse_domain(value: Any) -> str:
     """A host, `.example.org` for its subdomains, an address, or a network as 10.0.0.0/8.
 
@@ -125,6 +137,7 @@ class ServerOptions:
         (),
         "Name of the (first) model in the API; repeatable; answers have the first",
         default="the name of its file",
+        parse=parse_name,
         metavar="NAME",
     )
     strict_model: bool = option(False, "Answer 404 to requests for a model of another name")

@@ -307,3 +307,5 @@ def test_a_model_without_the_head_says_so(goldens: Path) -> None:
         with pytest.raises(UnsupportedModelError, match=r"model-f16\.gguf: the model has no MTP head"):
             runner.generate([1, 2], 2, speculative="mtp")
         assert len(runner.generate([1, 2], 2, stop_at_eog=False)) == 2, "and stays usable"
+    with pytest.raises(UnsupportedModelError, match="has no MTP head"):
+        auto_runner(goldens / "qwen35" / "model-f16.gguf", max_seq=32, speculative="mtp")

@@ -50,6 +50,7 @@ def open_drafting(
         ArgumentError: it is of another model, or has another vocabulary.
     """
     if name == "mtp":
+        models.check_predictor(engine.config, engine.weights, engine.weights.place)
         of_engine = engine.config, engine.weights, setup, tensors, progress
         return HeadDrafting(engine, lambda parts: mtp_head(*of_engine))
     loader = open_weights(name.removeprefix(PATH))
