@@ -22,6 +22,7 @@ from typing import Any
 
 from rlx.backends.cpu import loops
 from rlx.backends.cpu.kernels.cache import kv
+from rlx.backends.cpu.kernels.delta import plain as delta_plain
 from rlx.backends.cpu.kernels.packing import pack
 from rlx.backends.cpu.kernels.rows import (
     choose,
@@ -99,6 +100,9 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield choose.choose
     yield from (partial(reduce.top_k, 128, 8), partial(reduce.top_k, 256, 8, 8, 4), partial(softmax.softmax, width))
     yield from (partial(gather.take, width, 8, shared=shared) for shared in both)
+    for (order, corrects), aside in itertools.product((("tiled", True), ("grouped", True), ("grouped", False)), both):
+        rule = partial(delta_plain.plain, 32, 16, 128, 128, scale=0.1, order=order)
+        yield partial(rule, corrects=corrects, aside=aside)
     for dtype, encoder in quantizers.ENCODERS.items():
         for by_importance in both if encoder.by_importance is not None else (False,):
             yield partial(loops.kernel_of, quantizers.encoder(dtype, by_importance))

@@ -42,8 +42,8 @@ COLUMN, HEAD_COLUMN, CHOICE = (
 )
 BLOCKS, EXPERTS = G.input("blocks", [SEQ, 2, 64]), [G.weight(f"experts {i}", [48, 5, 64], Q8_0) for i in range(2)]
 HEAD_BLOCKS = G.weight("head blocks", [2, 5, 64], Q8_0)
-KEY_HEADS, DECAY, BETA = [G.input(n, [SEQ, 2, 16]) for n in "qk"], G.input("decay", [SEQ, 4]), G.input("beta", [SEQ, 4])
-DELTA = (G.state("delta", [4, 16, 16]), *KEY_HEADS, HEADS, DECAY, BETA)
+KEY_HEADS, DECAY, BETA = [G.input(n, [SEQ, 2, 8]) for n in "qk"], G.input("decay", [SEQ, 4]), G.input("beta", [SEQ, 4])
+DELTA = (G.state("delta", [4, 8, 16]), *KEY_HEADS, HEADS, DECAY, BETA)
 #: Of a graph over leaves that are called as operands are: (in0 + in1) in2^T.
 BODY = Graph("body")
 BODY.output("out", ops.linear(BODY.input("in0", [SEQ, 64]) + BODY.input("in1", [SEQ, 64]), BODY.weight("in2", [8, 64])))
@@ -168,7 +168,7 @@ CASES = [
     ),
     *(case("gated_delta", *DELTA, scale=0.25, heads=heads) for heads in ("tiled", "grouped")),
     case("gated_delta", *DELTA, scale=1.0, heads="grouped", corrects=False),
-    case("gated_delta", *DELTA, G.state("new delta", [4, 16, 16]), scale=0.25, aside=True),
+    case("gated_delta", *DELTA, G.state("new delta", [4, 8, 16]), scale=0.25, aside=True),
     case("mix", HEADS, G.input("square", [SEQ, 4, 4])),
     case("mix", PAIR, G.input("wide", [SEQ, 5, 2])),
     case("relabel", INDEX, G.input("labels", [5])),

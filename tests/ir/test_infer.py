@@ -116,7 +116,7 @@ MISFITS = [
     (lambda: ops.gated_delta(HEADS, *DELTA[1:], scale=1), "gated_delta: found operands f32[SEQ, 4, 16]"),
     (lambda: ops.gated_delta(*DELTA[:3], PAIR, *DELTA[4:], scale=1), "heads a multiple of key_heads"),
     (lambda: ops.gated_delta(*DELTA[:5], X, scale=1), "v [rows, heads, value_dim], g and beta [rows, heads], heads a"),
-    (lambda: ops.gated_delta(*DELTA[:2], HEADS, *DELTA[3:], scale=1), "gated_delta: found operands f32[4, 16, 16]"),
+    (lambda: ops.gated_delta(*DELTA[:2], HEADS, *DELTA[3:], scale=1), "gated_delta: found operands f32[4, 8, 16]"),
     (lambda: ops.mix(HEADS, PAIR), "mix: found operands f32[SEQ, 4, 16], f32[SEQ, 2, 16]. Expected f32 values"),
     (lambda: ops.mix(X, X), "mix: found operands f32[SEQ, 64], f32[SEQ, 64]"),
     (lambda: ops.take(X, IDS), "take: found operands f32[SEQ, 64], i32[SEQ]. Expected f32 x [rows, n] or [n], and ids"),

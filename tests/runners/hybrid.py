@@ -66,12 +66,11 @@ def _convolve(g: Graph, x: Node, i: int, angles: Node) -> Node:
 
 
 def _delta(g: Graph, x: Node, i: int, angles: Node) -> Node:
-    """One head as wide as a row: the sides of a state are multiples of 16."""
-    q, k, v = (_project(g, x, f"{i}.{part}", 1, WIDTH) for part in "qkv")
-    decay = ops.scale(ops.sigmoid(_project(g, x, f"{i}.decay", 1)), -0.1)
-    beta = ops.sigmoid(_project(g, x, f"{i}.beta", 1))
-    state = g.state(f"delta.{i}", (1, WIDTH, WIDTH))
-    y = ops.gated_delta(state, q, ops.rms_norm(k, eps=1e-6), v, decay, ops.scale(beta, 0.2), scale=WIDTH**-0.5)
+    q, k, v = (_project(g, x, f"{i}.{part}", HEADS, SIZE) for part in "qkv")
+    decay = ops.scale(ops.sigmoid(_project(g, x, f"{i}.decay", HEADS)), -0.1)
+    beta = ops.sigmoid(_project(g, x, f"{i}.beta", HEADS))
+    state = g.state(f"delta.{i}", (HEADS, SIZE, SIZE))
+    y = ops.gated_delta(state, q, ops.rms_norm(k, eps=1e-6), v, decay, ops.scale(beta, 0.2), scale=SIZE**-0.5)
     return ops.reshape(y, [SEQ, WIDTH])
 
 

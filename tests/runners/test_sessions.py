@@ -148,7 +148,7 @@ def test_what_a_trim_costs(engine: hybrid.InterpretedEngine) -> None:
 
 def test_checkpoints_are_bounded(mixed: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of what a length needs: the recurrent states and the window; the least recently used go first."""
-    row, recurrent = 2 * hybrid.HEADS * hybrid.SIZE * 4, (hybrid.TAPS - 1) * hybrid.WIDTH * 4 + hybrid.WIDTH**2 * 4
+    row, recurrent = 2 * hybrid.HEADS * hybrid.SIZE * 4, (hybrid.TAPS - 1) * hybrid.WIDTH * 4 + hybrid.HEADS * 256
     pages = {60: 4 - 2, 70: 5 - 3, 80: 5 - 3}  # of 16 positions, from the one with position length - 19 on
     for at in range(0, 80, 10):
         mixed.forward(IDS[at : at + 10])

@@ -5,8 +5,8 @@
 Without the correction, d = beta v, it is the recurrence of Mamba-2 (arXiv 2405.21060).
 
 A token needs the state after the token before it. So the kernel goes through the tokens one by one, with the state in
-the caches (`serial.py`), in a prompt as in decode, and a token has the same bits in both. The sides of a state are
-multiples of 16, as in all models: most have 64 or 128.
+the caches (`serial.py`), in a prompt as in decode, and a token has the same bits in both. Shapes that are not multiples
+of 16 use a plain form (`plain.py`).
 
 The columns of a state are independent. This module chooses the strip, which is the block of columns that a unit
 computes. Matrix products over chunks of 16 tokens (arXiv 2406.06484) would take 3.4 multiply-adds per element of the
@@ -17,6 +17,7 @@ place in the call.
 from __future__ import annotations
 
 from rlx.backends.cpu.kernel import Kernel, once
+from rlx.backends.cpu.kernels.delta import plain as delta_plain
 from rlx.backends.cpu.kernels.delta.serial import Serial, panel_vectors
 from rlx.backends.cpu.kernels.delta.shape import Shape, divisor
 from rlx.backends.cpu.target import Target
@@ -33,7 +34,7 @@ def strip(value_dim: int) -> int:
 
 def units(heads: int, key_dim: int, value_dim: int) -> int:
     """Number of work units of a call."""
-    return heads * (value_dim // strip(value_dim))
+    return heads if _is_odd(key_dim, value_dim) else heads * (value_dim // strip(value_dim))
 
 
 @once
@@ -54,8 +55,9 @@ def gated_delta(
 
     Buffers: `state` f32[heads, key_dim, value_dim], updated in place; `q`, `k` f32[rows, key_heads, key_dim]; `v`
     f32[rows, heads, value_dim]; `g` (at most 0), `beta` f32[rows, heads]; `out` f32[rows, heads, value_dim], which must
-    not overlap the others. Extents: `rows`, none if `rows_static` is 1. Units: see `units`. NaN and infinity propagate
-    to later rows of the head. The bits of a row depend neither on the rows after it nor on the split into calls.
+    not overlap the others. Extents: `rows`. There is no extent if `rows_static` is 1 and key_dim and value_dim are
+    multiples of 16. Units: see `units`. NaN and infinity propagate to later rows of the head. The bits of
+    a row depend neither on the rows after it nor on the split of rows into calls.
 
     Args:
         order: "tiled": head h uses key head h % key_heads. "grouped": it uses key head h // (heads / key_heads).
@@ -68,11 +70,13 @@ def gated_delta(
     """
     if key_heads < 1 or heads < 1 or heads % key_heads:
         raise CompileError(f"{heads} heads are no multiple of {key_heads} key heads", where="gated_delta")
-    if key_dim < 1 or value_dim < 1 or key_dim % LANES or value_dim % LANES:
-        hint = f'Its sides are multiples of {LANES}; device="reference" takes any.'
-        raise CompileError(f"a state of {key_dim} by {value_dim}", where="gated_delta", hint=hint)
+    if key_dim < 1 or value_dim < 1:
+        raise CompileError(f"a state of {key_dim} by {value_dim}", where="gated_delta")
     if order not in ("tiled", "grouped"):
         raise CompileError(f"heads in order {order!r}", where="gated_delta", hint="Orders are tiled and grouped.")
+    if _is_odd(key_dim, value_dim):
+        sizes = heads, key_heads, key_dim, value_dim
+        return delta_plain.plain(*sizes, scale=scale, order=order, corrects=corrects, aside=aside)
     single = rows_static == 1
     columns = strip(value_dim)
     vectors = divisor(columns // LANES, panel_vectors(target.vectors, single))
@@ -80,6 +84,10 @@ def gated_delta(
     e = Emitter(target, ["state", "q", "k", "v", "g", "beta", *["after"] * aside, "out"], [] if single else ["rows"])
     Serial(e, shape, single).write()
     return e.finish("gated_delta", _outline(shape))
+
+
+def _is_odd(key_dim: int, value_dim: int) -> bool:
+    return key_dim % LANES > 0 or value_dim % LANES > 0
 
 
 def _outline(shape: Shape) -> str:
