@@ -38,7 +38,7 @@ def moves(g: rlx.TokenGenerator, pasts: range) -> float:
     engine, times = g._engine, []
     for past in pasts:
         start = time.perf_counter()
-        engine._programs[engine.model_runner.spec(1, past)]
+        engine._programs[engine.bucketing.spec(1, past)]
         times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e6
 

@@ -185,9 +185,8 @@ class Ours:
         before = resident()
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
         self.tower.encode(self.patches)
-        weights = self.tower._tensors
-        assert weights is not None
-        self.beyond = self.tower.nbytes - weights.nbytes + resident(peak=True) - before
+        programs = sum(program.arena_bytes for program in self.tower._instances.values())
+        self.beyond = programs + resident(peak=True) - before
 
     def times(self, count: int) -> list[float]:
         found = []
