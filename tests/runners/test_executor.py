@@ -10,7 +10,7 @@ import pytest
 from toy_engine import ToyEngine, ToySequence, answer, executor, give, job
 
 from rlx.engine.loop.executor import Executor
-from rlx.engine.loop.job import AHEAD, Job, Task
+from rlx.engine.loop.job import AHEAD, Job, Notifier, Task
 from rlx.engine.loop.scheduler import PATIENCE
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
@@ -313,6 +313,35 @@ def test_one_reader_of_more_streams_than_slots_gets_all(room: int) -> None:
         give(made, *[each for each in jobs if not each.ended])
         run(made)
     assert right(*jobs)
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_a_consumer_of_many_answers_leaves_slots_to_others(priority: int) -> None:
+    """Who asks for one answer waits for the next free slot; unless the many have a higher priority."""
+    made, together = executor(ToyEngine(), slots=3), Notifier()
+    many = [job(prompt(5, seed), 4 + seed, notifier=together, priority=priority) for seed in range(9)]
+    give(made, *many)
+    made.turn()
+    single = job(prompt(5, 10), 3)
+    give(made, single)
+    while single.record.started is None:
+        made.turn()
+    assert all(each.record.started is None for each in many[5:]) is (priority == 0)
+    run(made)
+    assert right(single, *many)
+
+
+def test_a_consumer_of_many_answers_goes_on_beside_others() -> None:
+    """However many others come, it keeps a slot."""
+    made, together = executor(ToyEngine(), slots=3), Notifier()
+    many = [job(prompt(5, seed), 4, notifier=together) for seed in range(9)]
+    give(made, *many)
+    for seed in range(10, 1000):
+        if all(each.ended for each in many):
+            break
+        give(made, job(prompt(5, seed), 4))
+        made.turn()
+    assert right(*many)
 
 
 def test_a_common_prefix_is_computed_once() -> None:

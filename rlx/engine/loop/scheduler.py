@@ -7,6 +7,9 @@ Short prompts do not wait behind long ones. A prompt is due when it has waited `
 it takes, and among requests of one priority the one that is due first goes first. So a long prompt is only overtaken by
 those that came soon after it: in the time that follows from its own length.
 
+A consumer may ask for many answers at once. The next free slot goes to the consumer that has the fewest, of those with
+the highest priority, so that others do not wait for all of the answers.
+
 A turn of the loop is one decode step of all running requests, then one step of prompt rows; both are one step if the
 prompts do not fill the device. While somebody decodes, the turn is bounded in time: the prompt step has as many rows as
 the measured rate allows in what the decode step has left of the stall target. Otherwise it takes the largest chunk.
@@ -25,6 +28,7 @@ falls slowly.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
@@ -214,7 +218,8 @@ class Scheduler:
             return None
         ready = [job for job in self.waiting if job.images is None]
         if len(ready) > 1:
-            ready.sort(key=self._urgency)
+            started = Counter(job.notifier for job in (*self.prefilling, *self.running))
+            ready.sort(key=lambda job: (-job.request.priority, started[job.notifier], self._urgency(job)))
         return next((job for job in ready if not any(_waits_for(job, other) for other in self.prefilling)), None)
 
     def _urgency(self, job: Job) -> tuple[int, float, int]:
