@@ -41,7 +41,7 @@ class Prompt:
         images: what was given; files are read at once.
 
     Raises:
-        PromptError: `images` is no list.
+        PromptError: `ids` is no sequence, or `images` no list.
         ImageError: an image cannot be used: see `rlx.vision.image.Image.of`.
     """
 
@@ -49,11 +49,23 @@ class Prompt:
     images: tuple[Image, ...]
 
     def __init__(self, ids: TokenIds, images: Sequence[Any] = ()) -> None:
+        check_is_sequence(ids, "ids")
         object.__setattr__(self, "ids", ids)
         object.__setattr__(self, "images", read_images(images))
 
     def __repr__(self) -> str:
         return f"<Prompt of {len(self.ids)} ids and {len(self.images)} images>"
+
+
+def check_is_sequence(ids: Any, what: str) -> None:
+    """`PromptError` for what cannot be token ids: a text, or anything but a sequence."""
+    if isinstance(ids, str | bytes):
+        hint = "convert it to ids first: runner.tokenizer.encode(text), or runner.chat_ids(messages)"
+        raise PromptError(f"expected token ids, found a {type(ids).__name__}", where=what, hint=hint)
+    if not isinstance(ids, Sequence | np.ndarray):
+        raise PromptError(f"expected a sequence of token ids, found a {type(ids).__name__}", where=what)
+    if isinstance(ids, np.ndarray) and ids.ndim == 0:
+        raise PromptError("expected a sequence of token ids, found one number", where=what, hint="give [id]")
 
 
 def read_images(values: Sequence[Any], where: str = "image") -> tuple[Image, ...]:

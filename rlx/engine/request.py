@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rlx import arguments, grammar
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
-from rlx.prompt import Prompt, TokenIds
+from rlx.prompt import Prompt, TokenIds, check_is_sequence
 from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
@@ -76,13 +76,7 @@ def _is_whole(value: Any) -> bool:
 
 def check_ids(ids: TokenIds, vocab_size: int, what: str) -> list[int]:
     """`ids` as a list of at least one Python int inside the vocabulary; `PromptError` otherwise."""
-    if isinstance(ids, str | bytes):
-        hint = "convert it to ids first: runner.tokenizer.encode(text), or runner.chat_ids(messages)"
-        raise PromptError(f"expected token ids, found a {type(ids).__name__}", where=what, hint=hint)
-    if not isinstance(ids, Sequence | np.ndarray):
-        raise PromptError(f"expected a sequence of token ids, found a {type(ids).__name__}", where=what)
-    if isinstance(ids, np.ndarray) and ids.ndim == 0:
-        raise PromptError("expected a sequence of token ids, found one number", where=what, hint="give [id]")
+    check_is_sequence(ids, what)
     if len(ids) == 0:
         raise PromptError("it is empty", where=what, hint="give at least one token, such as tokenizer.bos_id")
     if isinstance(ids, Sequence) and {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < vocab_size:

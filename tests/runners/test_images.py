@@ -17,7 +17,7 @@ from rlx.engine.images import ImageInput
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.job import Job
 from rlx.engine.request import checked_prompt
-from rlx.errors import ArgumentError, ConfigError, MultimodalError
+from rlx.errors import ArgumentError, ConfigError, MultimodalError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Model
 from rlx.sampling import SampleOpts, Sampler
@@ -161,6 +161,20 @@ def test_every_call_takes_a_prompt_with_images_and_the_tower_works_once() -> Non
     assert np.flatnonzero(np.isnan(scores)).tolist() == list(range(2, 2 + ROWS)), "a row of an image has none"
     assert tower.begun == 1 and made.stats()["images"]["encoded"] == 1
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (5, "expected a sequence of token ids, found a int"),
+        ("text", "expected token ids, found a str"),
+        (np.array(5), "expected a sequence of token ids, found one number"),
+    ],
+)
+def test_what_cannot_be_ids_makes_no_prompt(ids: Any, said: str) -> None:
+    with pytest.raises(PromptError, match=said):
+        Prompt(ids)
+    assert repr(Prompt([5, 6], [image()])) == "<Prompt of 2 ids and 1 images>"
 
 
 def test_generate_multimodal_takes_questions_prompts_ids_and_raw_bytes() -> None:
