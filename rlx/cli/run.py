@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -102,6 +103,7 @@ def run(
     engine: dict[str, Any],
     as_json: bool,
     no_stream: bool,
+    recording: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Answer PROMPT.
 
@@ -122,10 +124,10 @@ def run(
     start = time.perf_counter()
     if raw and (system, thinking, image) != (None, None, ()):
         raise click.UsageError("--system, --thinking and --image need the chat template, and --raw leaves it out")
-    with span("read the arguments"):
-        model, text = Words(words, model, prompt, file, stdin).resolve()
-        images, engine["adapters"] = read_images(image), adapters
-        path = model_path(model, engine, images=bool(images), yes=yes)
+    model, text = Words(words, model, prompt, file, stdin).resolve()
+    images, engine["adapters"] = read_images(image), adapters
+    path = model_path(model, engine, images=bool(images), yes=yes)
+    ctx.with_resource(recording())  # what is wrong so far leaves an earlier trace as it is
     if not raw:
         get_ready()
     with Bars("opening the model") as bars:
@@ -286,8 +288,8 @@ def trace(ctx: click.Context, /, out: str, detail: Detail, limit: int, **options
     rlx trace "Tell me a story." -o trace.json
     rlx trace model.gguf "What is 27 + 45?" --max-tokens 20
     """
-    with recorded(out, detail, limit, _show):
-        ctx.invoke(run, **options, as_json=False, no_stream=False)
+    recording = partial(recorded, out, detail, limit, _show)
+    ctx.invoke(run, **options, as_json=False, no_stream=False, recording=recording)
 
 
 def _show(found: Trace) -> None:

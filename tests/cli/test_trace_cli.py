@@ -23,12 +23,21 @@ def test_a_prompt(tmp_path: Path) -> None:
     found = trace_format.read(out)
     (main,) = (track for track, names in found.tracks.items() if names[1] == "main")
     own = [each for each in found.slices if each.track == main]
-    phases = ["read the arguments", "open the model", "read the prompt", "answer", "close the model"]
+    phases = ["open the model", "read the prompt", "answer", "close the model"]
     assert [each.name for each in own if each.depth == 0] == phases
     seconds = found.moments["end of the recording"]["seconds"]
     assert 0.75 * seconds < trace_format.covered(own) <= seconds  # 95% and more on a machine that is not busy
     assert len(found.of("step")) == 3 and found.of("region") and found.on("workers")
     assert found.moments["recording"]["detail"] == "kernels" and "rlx" in found.moments["recording"]
+
+
+@pytest.mark.parametrize("words", [["--no-stdin"], ["a", "b", "c"], ["Hello", "--image", "absent.png"]])
+def test_what_is_typed_wrong_leaves_an_earlier_trace(words: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    out.write_text("earlier")
+    done = CliRunner().invoke(cli, ["trace", *words, "-o", str(out)])
+    assert done.exit_code != 0 and out.read_text() == "earlier"
+    assert "trace:" not in done.output and "phase" not in done.output
 
 
 def test_an_interrupted_run_leaves_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
