@@ -75,7 +75,8 @@ class Architecture:
         model_types: `model_type` in `config.json`, of the text part and of models that contain it.
         hf_variants: further model types, each with the fields of this row that differ.
         runner: the runner family, whose profiles fit.
-        wrappers: those of `model_types` whose text part may also be of another architecture.
+        wrappers: those of `model_types` whose text part may also be of another architecture, each with the text part's
+            model type where the file does not say it.
         keys: settings that no other architecture has; the equations read them by `ModelConfig.own`.
         hf_keys: common settings (`settings.SETTINGS`) -> keys of `config.json` that replace the usual ones.
         gguf_rope, hf_rope: rope style of its GGUF files and of its safetensors.
@@ -127,7 +128,7 @@ class Architecture:
     model_types: tuple[str, ...]
     hf_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     runner: str = "llama32"
-    wrappers: tuple[str, ...] = ()
+    wrappers: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)
     hf_keys: Mapping[str, str] = field(default_factory=dict)
     gguf_rope: str = "neox"

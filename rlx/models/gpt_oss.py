@@ -39,7 +39,7 @@ def _bounded_swish(model: Model, gate: Node, up: Node) -> Node:
 
 
 _YARN = {
-    "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+    "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
     "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
 }  # fmt: skip
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")

@@ -53,8 +53,9 @@ def text_part(config: Mapping[str, Any], where: object) -> tuple[str, Architectu
     outer = Keys(config, where)
     arch, row = known(outer, "model_type", MODEL_TYPES, ENCODER_TYPES)
     text = outer.nested("text_config", optional=True)
-    inner = text.text("model_type", row.model_types[0])
-    if outer.text("model_type") in row.wrappers and inner in MODEL_TYPES:
+    outermost = outer.text("model_type")
+    inner = text.text("model_type", row.wrappers.get(outermost, row.model_types[0]))
+    if outermost in row.wrappers and inner in MODEL_TYPES:
         arch, row = MODEL_TYPES[inner]
     if inner not in row.model_types:
         text.unsupported("model_type", inner, f"expected one of {', '.join(row.model_types)}")

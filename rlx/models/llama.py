@@ -102,7 +102,7 @@ ARCHITECTURES = {
         build,
         Table((*LAYER, *PRE_NORMS, *MOE)),
         ("ministral3", "mistral3"),
-        wrappers=("mistral3",),
+        wrappers={"mistral3": "mistral"},
         gguf_rope="interleaved",
         hf_base=1_000_000.0,
         hf_sliding=all_slide,

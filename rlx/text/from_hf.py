@@ -6,6 +6,7 @@ Text stage: the `tokenizers` package does the encoding; this reads from it, and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,14 +187,20 @@ def _chosen(enabled: object, token: int | None, framing: tuple[int, ...]) -> tup
 
 
 def _declared_ends(folder: Path, size: int) -> list[int]:
-    """`eos_token_id` of `generation_config.json`, or of `config.json` where that says nothing."""
+    """`eos_token_id` of `generation_config.json`, or of `config.json` where that says nothing.
+
+    An id that no token has ends no text. Checkpoints with a small vocabulary often state the default of a larger model.
+    """
     for name in ("generation_config.json", "config.json"):
         value = _eos_of(read_object(folder / name))
         if value is not None:
             ids = value if isinstance(value, list) else [value]
-            if not all(type(token) is int and 0 <= token < size for token in ids):
-                raise TokenizerError(f"eos_token_id {value} is no id of a vocabulary of {size}", where=folder / name)
-            return ids
+            if not all(type(token) is int for token in ids):
+                raise TokenizerError(f"eos_token_id {value!r} is neither an id nor a list of ids", where=folder / name)
+            if outside := [token for token in ids if not 0 <= token < size]:
+                what = f"eos_token_id {', '.join(map(str, outside))} is no id of a vocabulary of {size}"
+                warnings.warn(f"{folder / name}: {what}; it is ignored", stacklevel=2)
+            return [token for token in ids if 0 <= token < size]
     return []
 
 

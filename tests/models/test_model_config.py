@@ -51,6 +51,22 @@ def test_text_config_may_nest_and_shares_the_outer_tie() -> None:
     assert from_hf({**nested, "tie_word_embeddings": True}).tied
 
 
+def test_the_text_part_of_mistral_3_is_mistral_where_it_does_not_say() -> None:
+    """As in transformers 5.24; its default was Ministral's, whose queries grow."""
+    inner = json.loads((PACKED / "ministral3" / "hf" / "config.json").read_text())
+    inner |= {"rope_parameters": None, "sliding_window": None}
+    named = from_hf({"model_type": "mistral3", "text_config": {**inner, "model_type": "mistral"}})
+    del inner["model_type"]
+    assert from_hf({"model_type": "mistral3", "text_config": inner}) == named
+    assert named.arch == "llama"
+
+
+def test_gpt_oss_has_its_scaling_with_another_base() -> None:
+    c = golden("gpt-oss", rope_parameters=REMOVED, rope_scaling=REMOVED, rope_theta=321.5)
+    assert (c.rope.base, c.rope.yarn) == (321.5, Yarn(32.0, 32.0, 1.0, 4096, whole=False))
+    assert golden("gpt-oss", rope_parameters=REMOVED, rope_scaling=REMOVED, rope_theta=REMOVED).rope.base == 150_000.0
+
+
 def test_qwen_windows_of_the_upper_layers() -> None:
     c = hf(QWEN_25_05B, use_sliding_window=True, max_window_layers=21)
     assert c.windows == (None,) * 21 + (32768,) * 3

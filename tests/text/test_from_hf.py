@@ -89,6 +89,18 @@ def test_ends_of_generation(tmp_path: Path, files: dict[str, Any], ends: set[str
     assert tokenizer.eog_ids == {end if isinstance(end, int) else tokenizer.token_to_id(end) for end in ends}
 
 
+@pytest.mark.parametrize("given", [151_645, [259, 256], -1])
+def test_an_end_that_no_token_has_is_left_out_with_a_warning(tmp_path: Path, given: int | list[int]) -> None:
+    """Small checkpoints often state the default of a larger model's configuration."""
+    files = folder(tmp_path, config_json={"eos_token_id": given})
+    outside = given[0] if isinstance(given, list) else given
+    with pytest.warns(UserWarning, match=rf"config\.json: eos_token_id {outside} is no id of a vocab") as seen:
+        tokenizer = load_tokenizer(files)
+    assert len(seen) == 1
+    ends = {"</s>", "<|im_end|>"} | ({"<s>"} if isinstance(given, list) else set())
+    assert tokenizer.eog_ids == {tokenizer.token_to_id(end) for end in ends}
+
+
 def test_where_the_chat_template_may_be(tmp_path: Path) -> None:
     def template(**files: Any) -> str | None:
         return load_tokenizer(folder(tmp_path, **files)).chat_template
@@ -122,8 +134,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer_config_json": "[]"}, "expected an object"),
     ({"tokenizer_config_json": {"chat_template": 7}}, "chat_template is neither"),
     ({"tokenizer_config_json": {"chat_template": [{"name": "x"}]}}, "chat_template is neither"),
-    ({"generation_config_json": {"eos_token_id": 9999}}, "eos_token_id 9999 is no id of a vocabulary of 259"),
-    ({"generation_config_json": {"eos_token_id": ["x"]}}, "is no id"),
+    ({"generation_config_json": {"eos_token_id": "257"}}, "eos_token_id '257' is neither an id nor a list of ids"),
+    ({"generation_config_json": {"eos_token_id": ["x"]}}, "is neither an id"),
+    ({"config_json": {"eos_token_id": [257, True]}}, r"config\.json: .* is neither an id"),
     ({"tokenizer_json": "{}"}, "cannot be read"),
 ]
 
