@@ -285,6 +285,8 @@ def _hf_rope(
     kind = keys.choice("rope_type" if "rope_type" in keys else "type", _KINDS, "default")
     part = _part(keys, (partial or 1.0) if kind == "proportional" else partial) or 1.0
     turning = int(dims * part)
+    if kind == "proportional":
+        turning -= turning % 2  # as in transformers: a whole number of pairs
     if turning < 2 or turning % 2:
         keys.wrong("partial_rotary_factor", part, f"an even number of a head's {dims} elements to turn")
     if kind == "proportional":  # frequencies as if all elements were rotated, but the slow pairs are not

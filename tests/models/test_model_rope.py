@@ -148,6 +148,7 @@ def test_proportional_rope_is_that_of_the_divisors_in_gguf_files() -> None:
     halved = inv_freq(hf_rope(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6, factor=2.0))
     np.testing.assert_array_equal(halved, found / 2)
     assert hf_rope(rope_type="proportional").turning is None
+    assert hf_rope(rope_type="proportional", partial_rotary_factor=0.33).turning == 20, "whole pairs of 21.1"
 
 
 def test_a_part_of_each_head(goldens: Path) -> None:
