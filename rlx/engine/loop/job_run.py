@@ -48,8 +48,8 @@ class JobRun:
     @property
     def is_over(self) -> bool:
         """Whether it has to end: a row has ended and its job has not, or a smaller program is enough for those left."""
-        run = self._run
-        return self.failed or run.alive != len(self.jobs) or 2 * run.alive < len(self._rows) or not run.alive
+        alive = self._run.alive
+        return self.failed or alive != len(self.jobs) or 2 * alive < len(self._rows)
 
     def take(self, ahead: int, seconds: float) -> int:
         """Gives the tokens of the next step, or of several, to their jobs; how many steps there were.
@@ -65,9 +65,9 @@ class JobRun:
             for job in self.jobs:
                 self._room.end(job, error)
             return 0
-        if run.seconds is not None:
-            self._scheduler.decode_seconds = run.seconds
-            self._scheduler.cost.observe(len(rows), run.seconds)
+        if (passed := run.seconds) is not None:
+            self._scheduler.decode_seconds = passed
+            self._scheduler.cost.observe(len(rows), passed)
         ended = False
         for step in steps:
             for number, token in step:
