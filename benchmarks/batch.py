@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFWriter
 
+from rlx.compiler import profiling
 from rlx.engine.engine import Engine
 from rlx.engine.model_runner import Segment
 from rlx.engine.programs import reporting
@@ -74,15 +75,20 @@ def main() -> None:
           f"{'GB/s':>6} {'of it':>6} {'GOP/s':>6} {'of it':>6}{'  with adapters' if adapters else ''}")  # fmt: skip
     for rows in args.batches:
         step = medians[rows, 0]
-        moved, operations = (
-            count / step / 1e9 for count in reporting.batch_work(engine, rows, args.prompt + args.tokens // 2)
-        )
+        moved, operations = (count / step / 1e9 for count in batch_work(engine, rows, args.prompt + args.tokens // 2))
         beside = medians[rows, args.adapters]
         more = f"  {beside * 1e3:8.2f} ms, {step / beside:.2f} of the speed" if adapters else ""
         print(f"{rows:4} {step * 1e3:8.2f} {min(seconds[rows, 0]) * 1e3:8.2f} {rows / step:9.1f} "
               f"{rows * single / step:7.2f}x {moved:6.1f} {moved / bandwidth:6.0%} {operations:6.0f} "
               f"{operations / peak:6.0%}{more}")  # fmt: skip
     engine.close()
+
+
+def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
+    """(bytes of weights and caches, operations) of one batch step: one token each for sequences of `past` tokens."""
+    graph = engine._programs.final_graph(engine.bucketing.segments(sequences))
+    env = {"SEQ": sequences, "SEGMENTS": sequences, "OUTS": sequences, "PAST_SEQ": past}
+    return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
 
 
 def random_adapters(model: str, count: int, folder: Path) -> dict[str, Path]:

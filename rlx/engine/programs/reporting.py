@@ -87,13 +87,6 @@ def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
     return profiling.step_flops(graph, {"SEQ": rows, "PAST_SEQ": past})
 
 
-def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
-    """(bytes of weights and caches, operations) of one batch step: one token each for sequences of `past` tokens."""
-    graph = engine._programs.final_graph(engine.bucketing.segments(sequences))
-    env = {"SEQ": sequences, "SEGMENTS": sequences, "OUTS": sequences, "PAST_SEQ": past}
-    return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
-
-
 def read_bandwidth(engine: Engine, nbytes: int = MEMORY_BYTES) -> float:
     """Read bandwidth of the engine's workers in GB/s.
 
