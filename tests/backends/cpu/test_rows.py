@@ -289,11 +289,3 @@ def test_top_k(form: Form, k: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(values, np.take_along_axis(x, want, axis=1))
     assert (indices[5] == -1).all(), "wrote past its rows"
     assert_any_split(form, kernel, [x, values], indices[:5].copy(), end=5)
-
-
-@forms
-def test_the_largest_of_a_row(form: Form) -> None:
-    for width in (1, 77):
-        x, out = data(4, width), np.zeros(4, np.float32)
-        call(form, row_reduce(width, "max"), x, out, end=4)
-        np.testing.assert_array_equal(out, x.max(axis=1))
