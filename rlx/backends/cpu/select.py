@@ -59,7 +59,6 @@ def _call(
 
 
 def _embedding(n: Node, target: Target) -> Call:
-
     table = n.inputs[0]
     if table.op == "pack" and table["layout"] == "file":
         kernel = lookup.lookup(table.dtype, width(n), n["scale"])
@@ -70,7 +69,6 @@ def _embedding(n: Node, target: Target) -> Call:
 
 
 def _linear(n: Node, target: Target) -> Call:
-
     x, w = n.inputs[:2]
     if len(w.shape) == 3:
         return _linear_of_heads(n, target)
@@ -102,7 +100,6 @@ def _expert_units(n: Node, x: Node, w: Node, target: Target, *, experts: int, sl
 
 
 def _expert_linear(n: Node, target: Target) -> Call:
-
     x, ids, w = n.inputs[:3]
     experts, slots, single = static(w, 0), static(ids, 1), ids.shape[0] == 1
     options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "tiles": n["tiles"], "single": single}
@@ -114,33 +111,27 @@ def _expert_linear(n: Node, target: Target) -> Call:
 
 
 def _rms_norm(n: Node, target: Target) -> Call:
-
     return _call(n, norm.rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1), Units(rows(n)))
 
 
 def _layer_norm(n: Node, target: Target) -> Call:
-
     return _call(n, norm.layer_norm(width(n), n["eps"], out=n["out"], weights=len(n.inputs) - 1), Units(rows(n)))
 
 
 def _overlay_rows(n: Node, target: Target) -> Call:
-
     return _call(n, gather.overlay_rows(width(n)), Units(rows(n)))
 
 
 def _quantize(n: Node, target: Target) -> Call:
-
     return _call(n, quantize.quantize(width(n), n["out"]), Units(rows(n)))
 
 
 def _rope_angles(n: Node, target: Target) -> Call:
-
     options = {name: n[name] for name in ("scale", "sections", "interleaved")}
     return _call(n, rope.rope_angles(width(n) // 2, **options), Units(rows(n)))
 
 
 def _rope(n: Node, target: Target) -> Call:
-
     x, angles = n.inputs[0], n.inputs[-1]
     return _call(
         n, rope.rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"]), Units(rows(n))
@@ -148,7 +139,6 @@ def _rope(n: Node, target: Target) -> Call:
 
 
 def _kv_write(n: Node, target: Target) -> Call:
-
     cache, x = n.inputs[:2]
     kernel = kv.kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache), wrap=n["wrap"])
     return _write(n, kernel, target)
@@ -167,7 +157,6 @@ def _write(n: Node, kernel: Kernel, target: Target) -> Call:
 
 
 def _rope_kv_write(n: Node, target: Target) -> Call:
-
     cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-2 if n["page"] else -1]
     if _cache_layout(cache) != "k_tiles":
         raise CompileError("rotated rows go into a key cache only", where=repr(n))
@@ -229,7 +218,6 @@ def _attention_of_a_row(
 
 
 def _elementwise(n: Node, target: Target) -> Call:
-
     full = n.shape
     kind = {full[-1:]: "row", (*full[:-1], 1): "column", (1,): "scalar", full: "full"}
     kinds = [kind[i.shape] for i in n.inputs]
@@ -237,7 +225,6 @@ def _elementwise(n: Node, target: Target) -> Call:
 
 
 def _reduce(n: Node, target: Target) -> Call:
-
     x, kind = n.inputs[0], n.op.removeprefix("reduce_")
     kernel = (
         reduce.row_reduce(width(x), kind) if n["axis"] == -1 else reduce.column_reduce(static(x, 1), width(x), kind)
@@ -246,25 +233,21 @@ def _reduce(n: Node, target: Target) -> Call:
 
 
 def _take(n: Node, target: Target) -> Call:
-
     x = n.inputs[0]
     return _call(n, gather.take(width(x), width(n), shared=len(x.shape) == 1), Units(rows(n)))
 
 
 def _relabel(n: Node, target: Target) -> Call:
-
     return _call(n, gather.relabel(), Units(n.shape[0]))
 
 
 def _mix(n: Node, target: Target) -> Call:
-
     values, coefficients = n.inputs
     kernel = mix.mix(static(coefficients, 1), static(values, 1), width(n), target)
     return _call(n, kernel, Units(n.shape[0], times=mix.chunks(width(n))))
 
 
 def _slice(n: Node, target: Target) -> Call:
-
     outer, inner = _around(n, n["axis"])
     size = static(n.inputs[0], n["axis"])
     kernel = runs.slice_rows(size * inner, n["start"] * inner, n["stop"] * inner, target)
@@ -272,7 +255,6 @@ def _slice(n: Node, target: Target) -> Call:
 
 
 def _concat(n: Node, target: Target) -> Call:
-
     outer, inner = _around(n, n["axis"])
     kernel = runs.concat_rows([static(i, n["axis"]) * inner for i in n.inputs], target)
     return _call(n, kernel, Units(n.shape[0], times=outer))
@@ -285,22 +267,18 @@ def _around(n: Node, axis: int) -> tuple[int, int]:
 
 
 def _softmax(n: Node, target: Target) -> Call:
-
     return _call(n, softmax.softmax(width(n)), Units(rows(n)))
 
 
 def _argmax(n: Node, target: Target) -> Call:
-
     return _call(n, reduce.argmax(width(n.inputs[0])), Units(rows(n.inputs[0])))
 
 
 def _pick(n: Node, target: Target) -> Call:
-
     return _call(n, reduce.pick(width(n.inputs[0])), Units(rows(n.inputs[0])))
 
 
 def _linear_pick(n: Node, target: Target) -> Call:
-
     x, w = n.inputs
     count = static(w, 0)
     inner = linear.linear(w.dtype, count, width(w), x.dtype.name, target, single=True)
@@ -309,31 +287,26 @@ def _linear_pick(n: Node, target: Target) -> Call:
 
 
 def _top_k(n: Node, target: Target) -> Call:
-
     scratch = rows(n) * (4 * n["k"])  # the k largest values of a row, which the kernel writes and nothing reads
     kernel = reduce.top_k(width(n.inputs[0]), n["k"], n["groups"], n["kept"])
     return _call(n, kernel, Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
 
 
 def _last_row(n: Node, target: Target) -> Call:
-
     x = n.inputs[0]
     return _call(n, copy.last_row(prod(d for d in x.shape[1:] if isinstance(d, int))), Units(1), x.shape[0])
 
 
 def _take_rows(n: Node, target: Target) -> Call:
-
     return _call(n, copy.take_rows(prod(static(n, axis) for axis in range(1, len(n.shape)))), Units(n.shape[0]))
 
 
 def _causal_conv(n: Node, target: Target) -> Call:
-
     kernel = conv.causal_conv(width(n), width(n.inputs[2]), target, aside=n["aside"])
     return _call(n, kernel, Units(width(n), conv.CHANNELS), rows(n))
 
 
 def _gated_delta(n: Node, target: Target) -> Call:
-
     state, keys = n.inputs[:2]
     heads, key_dim, value_dim = (static(state, axis) for axis in range(3))
     fixed = 1 if n.shape[0] == 1 and not n["aside"] else None
