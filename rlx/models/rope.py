@@ -252,7 +252,8 @@ def from_hf(
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
-        UnsupportedModelError: an unsupported rope type, or a part of each head where all of it turns.
+        UnsupportedModelError: an unsupported rope type, a part of each head where all of it turns, or, without
+            `local_base`, another base for layers with a window.
     """
     parameters = keys.nested("rope_parameters", optional=True)
     partial = _part(keys, partial)
@@ -265,6 +266,7 @@ def from_hf(
     rope = _hf_rope(scaling, dims[0], theta, partial, context, original)
     rope = replace(rope, sections=_sections(scaling, "mrope_section", len(sections), rope.dims // 2, sections))
     if local_base is None:
+        keys.require("rope_local_base_freq", rope.base, "a separate rope for some layers is not supported here")
         return rope, None
     return rope, Rope(keys.number("rope_local_base_freq", POSITIVE, local_base), dims[1])
 

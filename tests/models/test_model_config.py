@@ -294,6 +294,7 @@ HF_UNSUPPORTED = [
     ("num_experts", 64, "'num_experts' is 64: mixtures of experts"),
     ("hidden_act", "relu", "'hidden_act' is 'relu': supported are silu"),
     ("rope_scaling", {"type": "dynamic", "factor": 4.0}, "'rope_scaling.type' is 'dynamic'"),
+    ("rope_local_base_freq", 1e4, "'rope_local_base_freq' is 10000.0: a separate rope for some layers"),
     ("use_bidirectional_attention", True, "'use_bidirectional_attention' is True"),
     ("layer_types", ["linear_attention"] * 28, "'layer_types' is 'linear_attention': supported are full_attention"),
     ("text_config", {"model_type": "llama"}, "'text_config.model_type' is 'llama': expected one of qwen3"),
