@@ -145,10 +145,10 @@ TEXTS: dict[str, tuple[dict[str, bytes], str]] = {
     "config_number": ({"tokenizer_config__json": b'{"a":' + b"9" * 9999 + b"}"}, "does not parse"),
     "config_bomb": ({"tokenizer_config__json": b'{"a":[' + b"[]," * 9_999_999 + b"1]}"}, "too many to be read"),
     "map_of_lists": ({"special_tokens_map__json": b'{"bos_token":[[]]}'}, "bos_token"),
-    "end_nan": ({"generation_config__json": b'{"eos_token_id":NaN}'}, "eos_token_id nan is no id"),
-    "end_infinite": ({"config__json": b'{"eos_token_id":[Infinity]}'}, "is no id"),
-    "end_true": ({"config__json": b'{"eos_token_id":true}'}, "is no id"),
-    "end_large": ({"config__json": b'{"eos_token_id":1e99}'}, "is no id"),
+    "end_nan": ({"generation_config__json": b'{"eos_token_id":NaN}'}, "eos_token_id nan is neither an id"),
+    "end_infinite": ({"config__json": b'{"eos_token_id":[Infinity]}'}, "is neither an id"),
+    "end_true": ({"config__json": b'{"eos_token_id":true}'}, "is neither an id"),
+    "end_large": ({"config__json": b'{"eos_token_id":1e99}'}, "is neither an id"),
 }
 
 
