@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import paper_cards
 import pytest
+from steps_ahead import noted_ahead
 from weight_bytes import random_bytes
 
 import rlx
@@ -21,7 +22,6 @@ from rlx.backends.cuda.backend import BACKEND, backend_of
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.memory import CardMemory, address, opened
 from rlx.backends.cuda.program import Stream
-from rlx.backends.cuda.token_loop import StepsAhead
 from rlx.backends.memory import Grid
 from rlx.errors import ArgumentError, DeviceError, ResourceError, TargetError
 from rlx.ir import ops
@@ -83,14 +83,7 @@ def test_a_card_takes_the_tokens_of_a_batch_to_the_next_step(
     cards: paper_cards.PaperCards, goldens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are those of steps, drawn with the same random numbers; a step has begun before its tokens are looked at."""
-    found, ahead, take = [], list[int](), StepsAhead.take
-
-    def noted(self: StepsAhead, count: int, seconds: float = 1.0) -> list[list[int]]:
-        tokens = take(self, count, seconds)
-        ahead.append(self.ahead)
-        return tokens
-
-    monkeypatch.setattr(StepsAhead, "take", noted)
+    found, ahead = [], noted_ahead(monkeypatch)
     options = {**OPTIONS, "device": "cuda", "cache": CompileCache(policy="off")}
     sample = rlx.SampleOpts(temperature=0.8, top_k=40, top_p=0.95, seed=4)
     for native in (True, False):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_checks import check_golden, golden
+from steps_ahead import noted_ahead
 from weight_bytes import random_bytes
 
 import rlx
@@ -16,7 +17,6 @@ from rlx.backends.cuda import layouts
 from rlx.backends.cuda.backend import BACKEND
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
-from rlx.backends.cuda.token_loop import StepsAhead
 from rlx.backends.memory import DeviceArray
 from rlx.compiler.compile import Compiler
 from rlx.ir import ops
@@ -135,14 +135,7 @@ def test_runs_of_a_batch(
     opened: Any, family: str, more: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The card takes the tokens of all rows to the next step: they are those of steps, rows end for themselves."""
-    found, ahead, take = [], list[int](), StepsAhead.take
-
-    def noted(self: StepsAhead, count: int, seconds: float = 1.0) -> list[list[int]]:
-        tokens = take(self, count, seconds)
-        ahead.append(self.ahead)
-        return tokens
-
-    monkeypatch.setattr(StepsAhead, "take", noted)
+    found, ahead = [], noted_ahead(monkeypatch)
     opts = SampleOpts.greedy() if more is None else SampleOpts(temperature=1.3, seed=4, **more)
     for native in (True, False):
         monkeypatch.setattr(BACKEND, "native_loops", native)
