@@ -15,7 +15,7 @@ from rlx.compiler.tensors import Tensors
 from rlx.engine import speculation
 from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.speculation.drafts import Drafting
-from rlx.engine.speculation.heads import AnyPredictor, Head, HeadDrafting, OfModel, Predictor
+from rlx.engine.speculation.heads import AnyPredictor, Head, HeadDrafting, OpenModel, Predictor
 from rlx.errors import UnsupportedModelError
 from rlx.models.variants import EmbeddedRows
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -59,7 +59,7 @@ def open_drafting(
         kind = head_kind(loader)
         if kind is None:
             return speculation.draft_model.DraftModel.of(loader, engine, setup, progress)
-        of_model = loader, engine.weights, engine.config, OfModel(graph, setup, tensors, progress)
+        of_model = loader, engine.weights, engine.config, OpenModel(graph, setup, tensors, progress)
         if kind == "gemma4":
             opening = speculation.gemma4.opening(*of_model, engine.model_runner)
         else:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.engine.opening.setup import Source, check_types
-from rlx.engine.speculation.heads import Head, OfModel, Predictor, integers, of_another_model
+from rlx.engine.speculation.heads import Head, OpenModel, Predictor, integers, of_another_model
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.models import eagle3, placed
 from rlx.models.builder import checked
@@ -30,7 +30,7 @@ DRAFTS = 5  # maximum in a row
 
 
 def opening(
-    loader: WeightLoader, weights: ModelWeights, config: ModelConfig, given: OfModel, number: int
+    loader: WeightLoader, weights: ModelWeights, config: ModelConfig, model: OpenModel, number: int
 ) -> Callable[[ExitStack], Predictor]:
     """Opens the head of a folder, once the weights of the model are loaded. The folder is checked at once.
 
@@ -38,7 +38,7 @@ def opening(
 
     Args:
         loader: the folder.
-        weights, config, given: of the model.
+        weights, config, model: of the model that it drafts for.
         number: of this head among those of the model.
 
     Raises:
@@ -62,20 +62,20 @@ def opening(
             checked(own, f"fc_norm.{place}.weight", (config.hidden,))
         if head.norms == "whole":
             checked(own, "input_norm.weight", (len(layers) * config.hidden,))
-        graph = eagle3.build(head, own, given.setup.kv_type, _draft_tokens(loader, head))
-    check_types(graph, own, given.setup.layouts)
+        graph = eagle3.build(head, own, model.setup.kv_type, _draft_tokens(loader, head))
+    check_types(graph, own, model.setup.layouts)
     reads = Features(layers, head.config.hidden, fc.dtype, f"eagle3.{number}", head.norms, head.config.eps)
 
     def opened(parts: ExitStack) -> Predictor:
-        tensors, source, prefix = given.beside(parts), Source(own, head.config), f"{reads.name}."
-        table = weight_table(with_features(given.graph, reads), given.setup.layouts)
+        tensors, source, prefix = model.beside(parts), Source(own, head.config), f"{reads.name}."
+        table = weight_table(with_features(model.graph, reads), model.setup.layouts)
         read = {name.removeprefix(prefix): row for name, row in table.items() if name.startswith(prefix)}
-        tensors.load(read, source, given.progress)
-        buffers = given.tensors.buffers
+        tensors.load(read, source, model.progress)
+        buffers = model.tensors.buffers
         buffers.update({prefix + name: tensors.buffers[name] for name in read})
         borrowed, packed = {name: buffers[name] for name in shared}, shared if config.tied else ()
         made = Head(graph, source, borrowed, packed, head.config.vocab_size, DRAFTS, reads)
-        return Predictor(made, given.setup, tensors, given.progress)
+        return Predictor(made, model.setup, tensors, model.progress)
 
     return opened
 

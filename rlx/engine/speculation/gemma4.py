@@ -22,7 +22,7 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import ModelRunner
 from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.programs.programs import HIDDEN, ProgramSpec
-from rlx.engine.speculation.heads import Head, OfModel, integers, loaded_programs, of_another_model
+from rlx.engine.speculation.heads import Head, OpenModel, integers, loaded_programs, of_another_model
 from rlx.errors import WeightError
 from rlx.ir.graph import Graph
 from rlx.models import gemma4_assistant, placed
@@ -53,7 +53,7 @@ def ordered(loader: WeightLoader, order: npt.NDArray[np.int64], clusters: int) -
 
 
 def opening(
-    loader: WeightLoader, weights: ModelWeights, config: ModelConfig, given: OfModel, runner: ModelRunner
+    loader: WeightLoader, weights: ModelWeights, config: ModelConfig, model: OpenModel, runner: ModelRunner
 ) -> Callable[[ExitStack], CacheReader]:
     """Opens the drafter of a folder, as `eagle3.opening`; `runner` runs the model."""
     head = gemma4_assistant.read_config(loader.metadata, loader.path)
@@ -64,17 +64,17 @@ def opening(
         if not np.array_equal(np.sort(order), np.arange(len(order))):
             raise WeightError("expected each token once", where=ORDER)
         loader, groups = ordered(loader, order, head.clusters), order.reshape(head.clusters, -1)
-    own, setup = ModelWeights(loader, "gemma4_assistant"), given.setup
+    own, setup = ModelWeights(loader, "gemma4_assistant"), model.setup
     table = weights.info("token_embd.weight").dtype
     with placed(head.config, own.place):
-        graph = gemma4_assistant.build(head, own, setup.kv_type, config, given.graph, table)
+        graph = gemma4_assistant.build(head, own, setup.kv_type, config, model.graph, table)
     leaves = {name: node for name, node in graph.leaves("weight").items() if name != TABLE}
     check_types(Graph(outputs=leaves), own, setup.layouts)
 
     def opened(parts: ExitStack) -> CacheReader:
-        borrowed = {TABLE: given.tensors.buffers["token_embd.weight"]}
+        borrowed = {TABLE: model.tensors.buffers["token_embd.weight"]}
         made = Head(graph, Source(own, head.config), borrowed, (TABLE,), config.vocab_size, DRAFTS)
-        return CacheReader(made, setup, given.beside(parts), given.progress, runner, groups)
+        return CacheReader(made, setup, model.beside(parts), model.progress, runner, groups)
 
     return opened
 

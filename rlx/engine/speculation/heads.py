@@ -78,7 +78,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class OfModel:
+class OpenModel:
     """What a head needs of the open model that it drafts for.
 
     Attributes:
