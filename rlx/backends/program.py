@@ -491,7 +491,7 @@ class TokenSteps:
         """
         start, run = time.perf_counter(), self._run
         program = run.first if run.first and not self._taken else self._program
-        program.begin(**program.extents)
+        program.begin(**(program.extents if program is run.first else self._env))
         if run.draws is None:
             tokens = [int(program.output("token", **program.extents).reshape(-1)[0])]
         else:
@@ -529,4 +529,3 @@ class TokenSteps:
             if len(alive) < len(tokens):
                 segments[list({*range(len(tokens))} - {*alive}), ROWS] = 0
         self._env["PAST_SEQ"] = self._env.get("PAST_SEQ", 0) + 1
-        own.prepare(self._env)

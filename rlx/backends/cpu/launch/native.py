@@ -398,6 +398,7 @@ class _NativeSteps(TokenSteps):
         self._note(found[-1:])
         if self.alive:
             self._feed(found[-1:], last)
+            program.prepare(self._env)
         self.seconds = (time.perf_counter() - start) / len(found)
         return [[token] for token in found]
 
