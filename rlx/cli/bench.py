@@ -110,9 +110,7 @@ def _show_rows(result: Mapping[str, Any]) -> None:
         click.echo(f"\n{counted(rows, 'row')} at depth {step['depth']}: {ms:.2f} ms, {rows / ms * 1e3:.0f} tokens/s, "
                    f"{step['least_ms'] / ms:.0%} of the limit at {step['read_gb_per_s']:.1f} GB/s")  # fmt: skip
         if in_run is not None:
-            click.echo(
-                f"with nothing of the engine between two steps: {in_run:.2f} ms, {rows / in_run * 1e3:.0f} tokens/s"
-            )
+            click.echo(f"in a run, with nothing between two steps: {in_run:.2f} ms, {rows / in_run * 1e3:.0f} tokens/s")
         lines = [_row_cells(row, ms) for row in step["kernels"]]
         for name, label in _REST.items():
             lines.append((label, "", f"{step[name]:.3f}", f"{step[name] / ms:.0%}", *[""] * 5))

@@ -110,8 +110,9 @@ class Run:
             self.failed.append(number)
 
     def end(self) -> None:
-        """Ends all rows; the tokens of all steps were taken."""
-        assert not self.ahead
+        """Ends all rows, after the steps that have begun."""
+        while self.ahead:
+            self.take(0)
         for at in self._steps.alive:
             self._end(self._order[at])
         self._steps.alive = []
@@ -217,8 +218,6 @@ def all_tokens(run: Run, row: RunRow) -> list[int]:
     end = time.monotonic() + SECONDS
     while run.alive and (not row.found or time.monotonic() < end):
         run.take(STEPS, end - time.monotonic())
-    while run.ahead:
-        run.take(0)
     run.end()
     if run.failed and not row.found:
         raise not_finite(row.sequence)

@@ -54,10 +54,10 @@ def parse_host_name(value: Any) -> str:
 
 
 def parse_name(value: Any) -> str:
-    """The name of a model, which a text without blanks at its ends may be.
+    """The name of a model: a text that neither begins nor ends with a blank.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is no such text.
     """
     text = str(value)
     if not text or text != text.strip():

@@ -21,10 +21,10 @@ from rlx.weights.names import canonical_names, file_names, layer_of, rank, stack
 CHECKPOINT = "safetensors"  # the format whose tensors may be stored in parts
 _HEAD, _TABLE = "output.weight", "token_embd.weight"
 _NO_WEIGHTS = (
-    *(".rotary_emb.inv_freq", ".attn_rot_embd.weight", ".masked_bias"),
-    *(f".{part}_scale" for part in ("input", "output", "activation", "q", "k", "v", "kv", "prob")),
-    *(".input_zero_point", ".input_global_scale", ".output_zero_point", ".activation_scale"),
-)
+    ".rotary_emb.inv_freq", ".attn_rot_embd.weight", ".masked_bias", ".input_scale", ".output_scale",
+    ".activation_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale", ".input_zero_point",
+    ".input_global_scale", ".output_zero_point",
+)  # fmt: skip
 _CHUNK = 1 << 24  # bytes compared at once
 
 

@@ -228,8 +228,8 @@ def check_used(config: models.ModelConfig, graph: Graph, weights: ModelWeights) 
     """
     left = weights.names.keys() - graph.leaves("weight").keys() - weights.sources
     lost = (weights.names[name] for name in left if name.startswith("blk.") and not _may_be_left(config, name))
-    for name in (*weights.unknown(config.layers), *lost):
-        what = f"{name!r} has no place in the model that the configuration describes"
+    if unused := (*weights.unknown(config.layers), *lost):
+        what = f"{unused[0]!r} has no place in the model that the configuration describes"
         raise UnsupportedModelError(what, where=weights.loader.path, hint="Leaving it out would change the model.")
 
 
