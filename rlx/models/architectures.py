@@ -103,7 +103,8 @@ class Architecture:
         experts: "none", "may", or "must": whether its layers have experts.
         router: what makes scores of the router's logits: "softmax" or "sigmoid".
         in_turns: as in `Experts`.
-        shared_expert: "none", "may", or "must": whether there is an additional expert for every token.
+        shared_expert: an additional expert for every token: "none", "may", or "gated": there is one, which the sigmoid
+            of a projection weighs.
         hybrid: what replaces attention in most of its layers: "delta rule", "mamba", "convolution", or "" for none.
         single_blocks: a layer is a recurrence, attention or a feed-forward block, not two of them.
         hf_spelling: usual keys of `config.json`, computed from its own.

@@ -119,8 +119,7 @@ def attention(
     x: Node,
     angles: Angles,
     *,
-    head_norms: bool = False,
-    whole_norms: bool = False,
+    norms: str = "",
     value_norms: bool = False,
     gated: bool = False,
     query_scale: Node | None = None,
@@ -130,8 +129,8 @@ def attention(
     over that of an earlier layer.
 
     Args:
-        head_norms: normalizes q and k per head before the rotation.
-        whole_norms: normalizes q and k over all heads together before the rotation.
+        norms: of q and k before the rotation: "heads" for one of each head, "optional" if the file has them, "whole"
+            for one over all heads together; "turned" for one of each head after the rotation.
         value_norms: normalizes v per head, without a weight.
         gated: multiplies the result by the sigmoid of a projection of x.
         query_scale: factor of each token's queries, [SEQ, 1].
@@ -139,12 +138,13 @@ def attention(
     """
     config, here = model.config, model.here
     rope = angles[config.rope_of(model.layer)] if here.has_rope else None
-    normed = "heads" if head_norms else "whole" if whole_norms else ""
-    q = _heads(model, x, "attn_query" if gated else "attn_q", config.heads, normed, query_scale)
+    if norms == "optional":
+        norms = "heads" if model.has("attn_q_norm.weight") else ""
+    q = _heads(model, x, "attn_query" if gated else "attn_q", config.heads, norms, query_scale)
     if here.source == model.layer:
-        model.caches[model.layer] = _keys_values(model, x, rope, normed, value_norms)
+        model.caches[model.layer] = _keys_values(model, x, rope, norms, value_norms)
     y = ops.attention(
-        _with_rope(model, q, rope),
+        _turned(model, q, "attn_q", rope, norms),
         *model.caches[here.source],
         scale=config.attention_scale,
         window=here.window,
@@ -157,37 +157,38 @@ def attention(
     return linear(model, y, "attn_output", config.hidden)
 
 
-def _keys_values(model: Model, x: Node, rope: Node | None, normed: str, value_norms: bool) -> tuple[Node, Node]:
+def _keys_values(model: Model, x: Node, rope: Node | None, norms: str, value_norms: bool) -> tuple[Node, Node]:
     """The layer's caches after writing the keys and values of x."""
-    k = _heads(model, x, "attn_k", model.here.kv_heads, "" if model.here.keys_as_values else normed)
+    k = _heads(model, x, "attn_k", model.here.kv_heads, "" if model.here.keys_as_values else norms)
     v = k if model.here.keys_as_values else _heads(model, x, "attn_v", model.here.kv_heads)
-    if model.here.keys_as_values and normed:
+    if model.here.keys_as_values and norms:
         k = norm(model, k, "attn_k_norm")
     if value_norms:
         v = ops.rms_norm(v, eps=model.config.eps)
-    return cached(model, "k", _with_rope(model, k, rope)), cached(model, "v", v)
+    return cached(model, "k", _turned(model, k, "attn_k", rope, norms)), cached(model, "v", v)
 
 
-def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "", scale: Node | None = None) -> Node:
+def _heads(model: Model, x: Node, name: str, heads: int, norms: str = "", scale: Node | None = None) -> Node:
     """x [SEQ, hidden] -> [SEQ, heads, head_dim].
 
     Args:
-        normed: "heads" to normalize each head, "whole" to normalize all heads together.
+        norms: as in `attention`.
         scale: factor of each row [SEQ, 1], for heads that are not normalized.
     """
     size = model.here.head_dim
     y, weight = linear(model, x, name, heads * size), f"{name.replace('query', 'q')}_norm"
     if scale is not None:
         y = y * scale
-    if normed == "whole":
+    if norms == "whole":
         y = norm(model, y, weight)
     y = ops.reshape(y, [SEQ, heads, size])
-    return norm(model, y, weight) if normed == "heads" else y
+    return norm(model, y, weight) if norms == "heads" else y
 
 
-def _with_rope(model: Model, x: Node, rope: Node | None) -> Node:
-    """Queries or keys with rope, if the layer has it."""
-    return x if rope is None else ops.rope(x, rope, style=model.config.rope_style)
+def _turned(model: Model, x: Node, name: str, rope: Node | None, norms: str) -> Node:
+    """Queries or keys with rope, if the layer has it, and with norms behind it."""
+    y = x if rope is None else ops.rope(x, rope, style=model.config.rope_style)
+    return norm(model, y, f"{name}_norm") if norms == "turned" else y
 
 
 # -- feed-forward -----------------------------------------------------------------------------------------------------
@@ -225,14 +226,15 @@ def _outliers(x: Node, deviations: float) -> Node:
 
 
 def feed_forward(model: Model, x: Node) -> Node:
-    """The layer's dense feed-forward block, or its experts."""
-    return mixture(model, x) if model.here.sparse else mlp(model, x)
-
-
-def shared_expert(model: Model, x: Node) -> Node:
-    """The expert that every token uses (arXiv 2401.06066)."""
-    assert model.config.experts is not None
-    return mlp(model, x, suffix="_shexp", ffn=model.config.experts.shared)
+    """The layer's dense feed-forward block, or its experts and the one that every token uses (arXiv 2401.06066)."""
+    if not model.here.sparse:
+        return mlp(model, x)
+    y, experts = mixture(model, x), model.config.experts
+    assert experts is not None
+    if not experts.shared:
+        return y
+    shared = mlp(model, x, suffix="_shexp", ffn=experts.shared)
+    return y + (shared * ops.sigmoid(linear(model, x, "ffn_gate_inp_shexp", 1)) if experts.shared_gate else shared)
 
 
 def mixture(model: Model, x: Node, routed: Node | None = None, *, gate_by: Callable[..., Node] = activated) -> Node:

@@ -52,6 +52,7 @@ class Experts:
         count, used: experts per layer, and how many of them a token uses.
         ffn: width of one expert.
         shared: width of the shared expert, which every token uses; 0 for none.
+        shared_gate: whether the sigmoid of a projection weighs it.
         normalize: whether the weights of the chosen experts are scaled to sum to 1.
         scale: factor of those weights.
         router: what makes scores of the router's logits: "softmax" or "sigmoid".
@@ -63,6 +64,7 @@ class Experts:
     used: int
     ffn: int
     shared: int = 0
+    shared_gate: bool = False
     normalize: bool = True
     scale: float = 1.0
     router: str = "softmax"

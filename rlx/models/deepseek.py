@@ -7,38 +7,23 @@ DeepSeek-V3 (arXiv 2412.19437) for the router.
 
 from __future__ import annotations
 
+from functools import partial
+
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
-from rlx.ir.dtypes import DType
-from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models import blocks
+from rlx.models import llama
 from rlx.models.architectures import Architecture
-from rlx.models.blocks import cached, linear, linear_of_heads, norm
-from rlx.models.builder import Model, Weights, start
-from rlx.models.config import ModelConfig
+from rlx.models.blocks import Angles, cached, linear, linear_of_heads, norm
+from rlx.models.builder import Model
 from rlx.models.names import LAYER, LINEAR, MOE, PRE_NORMS, PREDICTION, WHOLE, Row, Table, shared_expert_names
 
 _EPS = 1e-6  # of the norms of latent vectors, whatever the others have
 
 
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
-    """The graph of a DeepSeek-V3 model; see `rlx.models.build`."""
-    model = start(config, weights, kv_dtype)
-    x = blocks.embedding(model)
-    angles = blocks.rope_angles(model)[config.rope]
-    for layer in model.layers():
-        x = x + _attention(layer, norm(layer, x, "attn_norm"), angles)
-        y = norm(layer, x, "ffn_norm")
-        x = x + blocks.feed_forward(layer, y)
-        if layer.here.sparse and config.experts is not None and config.experts.shared:
-            x = x + blocks.shared_expert(layer, y)
-    return blocks.head(model, x)
-
-
-def _attention(layer: Model, x: Node, angles: Node) -> Node:
+def _attention(layer: Model, x: Node, angles: Angles) -> Node:
     """q = [rope(q_r) | q_n W_k] of each head over [rope(k_r) | c] for all, whose mixes of c become values by W_v."""
-    config, sizes = layer.config, layer.config.latent
+    config, sizes, turn = layer.config, layer.config.latent, angles[layer.config.rope]
     assert sizes is not None
     rope, heads = sizes.rope, config.heads
     q, name = x, "attn_q"
@@ -53,8 +38,8 @@ def _attention(layer: Model, x: Node, angles: Node) -> Node:
     rows = ops.reshape(ops.concat(ops.slice(both, sizes.keys, sizes.width), latent), [SEQ, 1, sizes.width])
     scale = config.rope.yarn.head_scale if config.rope.yarn is not None else 1.0
     y = ops.attention(
-        ops.rope(q, angles, style=config.rope_style),
-        cached(layer, "k", ops.rope(rows, angles, style=config.rope_style)),
+        ops.rope(q, turn, style=config.rope_style),
+        cached(layer, "k", ops.rope(rows, turn, style=config.rope_style)),
         cached(layer, "v", rows),
         scale=config.attention_scale * scale**2,
     )
@@ -76,7 +61,7 @@ _NAMES = (
 )
 ARCHITECTURES = {
     "deepseek2": Architecture(
-        build,
+        partial(llama.build, attend=_attention),
         Table((*LAYER, *_NAMES, *PRE_NORMS, *MOE, *shared_expert_names("mlp.shared_experts"), *PREDICTION)),
         ("deepseek_v3",),
         hf_variants={"kimi_k2": {}},

@@ -142,5 +142,5 @@ def _layer(head: Eagle3, layer: Model, x: Node, embedded: Node | None, angles: A
         y = norm(layer, x, "attn_norm_2")
         residual = y if head.norm_first else x
         y = ops.concat(norm(layer, embedded, "attn_norm"), y)
-    x = residual + attention(layer, y, angles, head_norms=layer.has("attn_q_norm.weight"))
+    x = residual + attention(layer, y, angles, norms="optional")
     return x + mlp(layer, norm(layer, x, "ffn_norm"))

@@ -20,20 +20,18 @@ from rlx.models.config import ModelConfig
 from rlx.models.names import HEAD_NORMS, LAYER, PRE_NORMS, SANDWICH_NORMS, Table
 
 
-def build(
-    config: ModelConfig, weights: Weights, kv_dtype: DType, *, post_norms: bool, head_norms: bool = False
-) -> Graph:
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, post_norms: bool, norms: str = "") -> Graph:
     """The graph of a Gemma model; see `rlx.models.build`.
 
     Args:
         post_norms: adds norms after attention and MLP.
-        head_norms: adds norms on the heads of q and k.
+        norms: of q and k, as for `attention`.
     """
     model = start(config, weights, kv_dtype)
     x = embedding(model)
     angles = rope_angles(model)
     for layer in model.layers():
-        y = attention(layer, norm(layer, x, "attn_norm"), angles, head_norms=head_norms)
+        y = attention(layer, norm(layer, x, "attn_norm"), angles, norms=norms)
         x = x + (norm(layer, y, "post_attention_norm") if post_norms else y)
         y = mlp(layer, norm(layer, x, "ffn_norm"))
         x = x + (norm(layer, y, "post_ffw_norm") if post_norms else y)
@@ -83,7 +81,7 @@ ARCHITECTURES = {
         hf_defaults=_GEMMA2,
     ),
     "gemma3": Architecture(
-        partial(build, post_norms=True, head_norms=True),
+        partial(build, post_norms=True, norms="heads"),
         Table((*LAYER, *HEAD_NORMS, *SANDWICH_NORMS)),
         ("gemma3_text", "gemma3"),
         runner="gemma",

@@ -83,7 +83,7 @@ def compute(layer: Model, x: Node, angles: blocks.Angles) -> Node:
     rank = layer.rows("laurel_l.weight")
     low = linear(layer, linear(layer, y, "laurel_l", rank), "laurel_r", layer.config.hidden)
     low = y + norm(layer, low, "laurel_post_norm")
-    y = blocks.attention(layer, y, angles, head_norms=True, value_norms=True)
+    y = blocks.attention(layer, y, angles, norms="heads", value_norms=True)
     x = ops.scale(x + norm(layer, y, "post_attention_norm") + low, 2**-0.5)
     return x + norm(layer, blocks.mlp(layer, norm(layer, x, "ffn_norm")), "post_ffw_norm")
 

@@ -23,7 +23,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     x = blocks.embedding(model)
     angles, inputs = blocks.rope_angles(model), blocks.per_layer_inputs(model, x)
     for layer in model.layers():
-        y = blocks.attention(layer, norm(layer, x, "attn_norm"), angles, head_norms=True, value_norms=True)
+        y = blocks.attention(layer, norm(layer, x, "attn_norm"), angles, norms="heads", value_norms=True)
         x = x + norm(layer, y, "post_attention_norm")
         x = x + norm(layer, both(layer, x) if layer.here.sparse else dense(layer, x), "post_ffw_norm")
         if inputs is not None:

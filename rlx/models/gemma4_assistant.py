@@ -102,9 +102,7 @@ def build(head: Assistant, weights: Weights, kv_dtype: DType, model: ModelConfig
     hidden = m.graph.input("hidden", [SEQ, head.model_width])
     x, angles = linear(m, ops.concat(embedded, hidden), "pre_projection", config.hidden), rope_angles(m)
     for layer in m.layers():
-        x = x + norm(
-            layer, attention(layer, norm(layer, x, "attn_norm"), angles, head_norms=True), "post_attention_norm"
-        )
+        x = x + norm(layer, attention(layer, norm(layer, x, "attn_norm"), angles, norms="heads"), "post_attention_norm")
         x = x + norm(layer, mlp(layer, norm(layer, x, "ffn_norm")), "post_ffw_norm")
         x = x * layer.weight("layer_output_scale.weight", 1)
     x = norm(m, x, "output_norm")

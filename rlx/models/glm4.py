@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.ir.dtypes import DType
-from rlx.ir.graph import Graph
-from rlx.models import gemma
+from rlx.models import gemma, llama
 from rlx.models.architectures import QKV, Architecture
-from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles, shared_expert
-from rlx.models.builder import Weights, start
-from rlx.models.config import ModelConfig
+from rlx.models.blocks import attention
 from rlx.models.names import (
     ATTENTION,
     ATTN_NORM,
@@ -33,22 +29,6 @@ from rlx.models.names import (
     Table,
     shared_expert_names,
 )
-
-
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
-    """The graph of a GLM-4.5 model; see `rlx.models.build`."""
-    model = start(config, weights, kv_dtype)
-    x = embedding(model)
-    angles = rope_angles(model)
-    for layer in model.layers():
-        y = norm(layer, x, "attn_norm")
-        x = x + attention(layer, y, angles, head_norms=layer.has("attn_q_norm.weight"))
-        y = norm(layer, x, "post_attention_norm")
-        x = x + feed_forward(layer, y)
-        if layer.here.sparse and config.experts is not None and config.experts.shared:
-            x = x + shared_expert(layer, y)
-    return head(model, x)
-
 
 _GLM4 = (
     *ATTENTION,
@@ -74,7 +54,7 @@ ARCHITECTURES = {
         hf_biases={"attention_bias": QKV},
     ),
     "glm4moe": Architecture(
-        build,
+        partial(llama.build, attend=partial(attention, norms="optional"), second="post_attention_norm"),
         Table((*LAYER, *ATTN_NORM, *HEAD_NORMS, *POST_NORM, *_EXPERTS, *_SHARED, *PREDICTION)),
         ("glm4_moe",),
         partial_rope=0.5,

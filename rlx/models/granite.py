@@ -15,7 +15,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.architectures import QKVO, Architecture
-from rlx.models.blocks import attention, embedding, feed_forward, head, mlp, norm, rope_angles, shared_expert
+from rlx.models.blocks import attention, embedding, feed_forward, head, mlp, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import FACTOR, HEADS, WIDTH, Keys
@@ -37,11 +37,10 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
 
 
 def _forward(layer: Model, x: Node) -> Node:
-    """The experts with the shared one; checkpoints without experts may call their dense block the shared expert."""
-    experts = layer.config.experts
-    if experts is None:
-        return mlp(layer, x, suffix="_shexp" if layer.has("ffn_down_shexp.weight") else "")
-    return feed_forward(layer, x) + shared_expert(layer, x) if experts.shared else feed_forward(layer, x)
+    """The feed-forward block; checkpoints without experts may call it the shared expert."""
+    if layer.config.experts is None and layer.has("ffn_down_shexp.weight"):
+        return mlp(layer, x, suffix="_shexp")
+    return feed_forward(layer, x)
 
 
 def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:

@@ -28,7 +28,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     angles = rope_angles(model)
     for layer in model.layers():
         y = norm(layer, x, "attn_norm")
-        x = x + (convolution(layer, y) if layer.here.recurrent else attention(layer, y, angles, head_norms=True))
+        x = x + (convolution(layer, y) if layer.here.recurrent else attention(layer, y, angles, norms="heads"))
         x = x + feed_forward(layer, norm(layer, x, "ffn_norm"))
     return head(model, x, last_norm="token_embd_norm")
 

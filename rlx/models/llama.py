@@ -11,7 +11,8 @@ ERNIE 4.5 and SmolLM3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -21,23 +22,37 @@ from rlx.ir.dtypes import I32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.architectures import FFN, QKVO, Architecture, all_slide, by_period
-from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
+from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import CAP, Keys
 from rlx.models.names import LAYER, LINEAR, MOE, PRE_NORMS, SCALED, Row, Table
 from rlx.models.settings import Key
 
+Attend = Callable[[Model, Node, Angles], Node]
 
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
-    """The graph of a llama model; see `rlx.models.build`."""
+
+def build(
+    config: ModelConfig, weights: Weights, kv_dtype: DType, *, attend: Attend = attention, second: str = "ffn_norm"
+) -> Graph:
+    """The graph of a llama model; see `rlx.models.build`.
+
+    Args:
+        attend: attention of a layer.
+        second: name of the norm before the feed-forward block.
+    """
     model = start(config, weights, kv_dtype)
     x = embedding(model)
-    angles, scale = rope_angles(model), _query_scale(model)
+    angles = rope_angles(model)
     for layer in model.layers():
-        x = x + attention(layer, norm(layer, x, "attn_norm"), angles, query_scale=scale)
-        x = x + feed_forward(layer, norm(layer, x, "ffn_norm"))
+        x = x + attend(layer, norm(layer, x, "attn_norm"), angles)
+        x = x + feed_forward(layer, norm(layer, x, second))
     return head(model, x)
+
+
+def _growing(layer: Model, x: Node, angles: Angles) -> Node:
+    """Attention whose queries grow with their positions."""
+    return attention(layer, x, angles, query_scale=_query_scale(layer))
 
 
 def _query_scale(model: Model) -> Node | None:
@@ -99,7 +114,7 @@ ARCHITECTURES = {
         experts="may",
     ),
     "mistral3": Architecture(
-        build,
+        partial(build, attend=_growing),
         Table((*LAYER, *PRE_NORMS, *MOE)),
         ("ministral3", "mistral3"),
         wrappers={"mistral3": "mistral"},

@@ -14,7 +14,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.architectures import FFN, Architecture, none_has_rope
-from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, norm, rope_angles, shared_expert
+from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import Keys
@@ -34,9 +34,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
 def _block(layer: Model, x: Node, angles: Angles) -> Node:
     if layer.here.recurrent:
         return mamba(layer, x)
-    if layer.here.kv_heads:
-        return attention(layer, x, angles)
-    return feed_forward(layer, x) + shared_expert(layer, x) if layer.here.sparse else feed_forward(layer, x)
+    return attention(layer, x, angles) if layer.here.kv_heads else feed_forward(layer, x)
 
 
 _STEPS = [0.001, inf]  # the usual limits

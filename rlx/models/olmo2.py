@@ -21,17 +21,17 @@ from rlx.models.keys import Keys
 from rlx.models.names import HEAD_NORMS, LAYER, POST_NORMS, Table
 
 
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms: bool) -> Graph:
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, norms: str) -> Graph:
     """The graph of a model with norms behind its blocks only; see `rlx.models.build`.
 
     Args:
-        head_norms: q and k are normalized per head, not over all heads together.
+        norms: of q and k, as for `attention`.
     """
     model = start(config, weights, kv_dtype)
     x = embedding(model)
     angles = rope_angles(model)
     for layer in model.layers():
-        y = attention(layer, x, angles, head_norms=head_norms, whole_norms=not head_norms)
+        y = attention(layer, x, angles, norms=norms)
         x = x + norm(layer, y, "post_attention_norm")
         x = x + norm(layer, mlp(layer, x), "post_ffw_norm")
     return head(model, x)
@@ -54,7 +54,7 @@ def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
 
 ARCHITECTURES = {
     "olmo2": Architecture(
-        partial(build, head_norms=False),
+        partial(build, norms="whole"),
         Table((*LAYER, *HEAD_NORMS, *POST_NORMS)),
         ("olmo2",),
         hf_variants={
@@ -68,7 +68,7 @@ ARCHITECTURES = {
         local_base=500_000.0,
     ),
     "exaone4": Architecture(
-        partial(build, head_norms=True),
+        partial(build, norms="heads"),
         Table((*LAYER, *HEAD_NORMS, *POST_NORMS)),
         ("exaone4",),
         gguf_period=4,

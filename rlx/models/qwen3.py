@@ -9,26 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from rlx.ir.dtypes import DType
-from rlx.ir.graph import Graph
+from rlx.models import llama
 from rlx.models.architectures import QKV, Architecture, all_slide
-from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
-from rlx.models.builder import Weights, start
-from rlx.models.config import ModelConfig
+from rlx.models.blocks import attention
 from rlx.models.keys import Keys
 from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, WHOLE, Row, Table
 from rlx.models.settings import Key
-
-
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms: bool) -> Graph:
-    """The graph of a Qwen model; `head_norms` adds norms on the heads of q and k; see `rlx.models.build`."""
-    model = start(config, weights, kv_dtype)
-    x = embedding(model)
-    angles = rope_angles(model)
-    for layer in model.layers():
-        x = x + attention(layer, norm(layer, x, "attn_norm"), angles, head_norms=head_norms)
-        x = x + feed_forward(layer, norm(layer, x, "ffn_norm"))
-    return head(model, x)
 
 
 def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
@@ -55,7 +41,7 @@ _TURNED = (
     Row("ffn_down_exps_t.weight", "mlp.experts.down_proj", WHOLE),
 )
 _QWEN3 = Architecture(
-    partial(build, head_norms=True),
+    partial(llama.build, attend=partial(attention, norms="heads")),
     Table((*LAYER, *HEAD_NORMS, *PRE_NORMS)),
     ("qwen3",),
     runner="qwen3",
@@ -66,7 +52,7 @@ _QWEN3 = Architecture(
 ARCHITECTURES = {
     "qwen2": replace(
         _QWEN3,
-        build=partial(build, head_norms=False),
+        build=llama.build,
         names=Table((*LAYER, *PRE_NORMS)),
         model_types=("qwen2",),
         biases=QKV,

@@ -16,7 +16,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.architectures import Architecture
-from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, linear, norm, rope_angles, shared_expert
+from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, linear, norm, rope_angles
 from rlx.models.builder import DRAFT_HEAD, Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.names import (
@@ -50,12 +50,8 @@ def block(layer: Model, x: Node, angles: Angles) -> Node:
     """One layer: x f32 [SEQ, hidden] -> f32 [SEQ, hidden]."""
     y = norm(layer, x, "attn_norm")
     recurrent = layer.here.recurrent
-    x = x + (delta_net(layer, y) if recurrent else attention(layer, y, angles, head_norms=True, gated=True))
-    y = norm(layer, x, "post_attention_norm")
-    x = x + feed_forward(layer, y)
-    if not layer.here.sparse:
-        return x
-    return x + shared_expert(layer, y) * ops.sigmoid(linear(layer, y, "ffn_gate_inp_shexp", 1))
+    x = x + (delta_net(layer, y) if recurrent else attention(layer, y, angles, norms="heads", gated=True))
+    return x + feed_forward(layer, norm(layer, x, "post_attention_norm"))
 
 
 _RECURRENT = (
@@ -99,7 +95,7 @@ ARCHITECTURES = {
         names=Table((*_LAYER, *MOE, *_SHARED)),
         model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
         experts="must",
-        shared_expert="must",
+        shared_expert="gated",
     ),
 }
 

@@ -153,6 +153,7 @@ class Reader(Settings):
             used,
             ffn,
             self._shared_ffn(ffn),
+            shared_gate=self.row.shared_expert == "gated",
             normalize=self.keys.flag(self.at("normalize"), True),
             scale=self.number("expert_scale", 0.0) or 1.0,
             router=self.row.router,
@@ -163,9 +164,10 @@ class Reader(Settings):
 
     def _shared_ffn(self, ffn: int) -> int:
         """The width of the expert that every token uses: its own, or that of several experts beside one another."""
-        if self.row.shared_expert == "must" or (self.row.shared_expert == "may" and self.at("shared_ffn") in self.keys):
-            return self.same("shared_ffn", (int(self.row.shared_expert == "must"), WIDTH[1]))
-        return ffn * self.integer("shared_experts") if self.row.shared_expert == "may" else 0
+        kind = self.row.shared_expert
+        if kind == "gated" or (kind == "may" and self.at("shared_ffn") in self.keys):
+            return self.same("shared_ffn", (int(kind == "gated"), WIDTH[1]))
+        return ffn * self.integer("shared_experts") if kind == "may" else 0
 
     def _recurrence(self, each: tuple[Layer, ...]) -> Recurrence | None:
         """The sizes of the recurrent layers; with the delta rule in GGUF value heads share key heads in turn."""
