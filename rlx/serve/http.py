@@ -23,7 +23,7 @@ import numpy as np
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, create_model, model_validator
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -257,8 +257,38 @@ def hint(*same: Any) -> Hint:
     return Hint(same)
 
 
-Ignored = Annotated[Any, hint()]
-"""A hint that rlx never does anything with."""
+def hints(names: str = "", /, **same: Sequence[Any]) -> Callable[[type[B]], type[B]]:
+    """Adds fields to a body, as `hint` makes them.
+
+    Args:
+        names: of fields of which every value but null asks for something.
+        same: field -> values that ask for what is so anyway.
+    """
+    return _with_fields(hint, names, same)
+
+
+def unsupported(names: str = "", /, **same: Sequence[Any]) -> Callable[[type[B]], type[B]]:
+    """Adds fields to a body, as `only` makes them.
+
+    Args:
+        names: of fields of which every value but null is refused.
+        same: field -> values that change nothing.
+    """
+    return _with_fields(only, names, same)
+
+
+def _with_fields(
+    make: Callable[..., Any], names: str, same: Mapping[str, Sequence[Any]]
+) -> Callable[[type[B]], type[B]]:
+    every = {**same, **dict.fromkeys(names.split(), ())}
+    fields: dict[str, Any] = {name: (Annotated[Any, make(*values)], None) for name, values in every.items()}
+
+    def add(kind: type[B]) -> type[B]:
+        named: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+        return create_model(kind.__name__, __base__=kind, **named, **fields)
+
+    return add
+
 
 Anyway = Any
 """A field that rlx does as it says, without being asked, or that the answer repeats."""

@@ -24,17 +24,16 @@ from rlx.serve.fields import changed_sample, check_tool, form_grammar
 from rlx.serve.http import (
     MAX_MESSAGES,
     MAX_STOPS,
-    MAX_TOOLS,
     Anyway,
     Body,
-    Ignored,
-    hint,
+    hints,
     in_thread,
     new_router,
-    only,
     shown,
+    unsupported,
 )
 from rlx.serve.media import ImageSource, base64_source
+from rlx.serve.openai.bodies import Count, Positive, Share, Text, Tools
 from rlx.serve.prompts import (
     ChatPrompt,
     Given,
@@ -190,8 +189,6 @@ def error_json(error: ApiError) -> JsonObject:
 
 SHAPES["/v1/messages"] = SHAPES["/messages"] = error_json
 
-Text = str | None
-
 
 class Thinking(Body):
     """Whether the model reasons before it answers."""
@@ -216,49 +213,37 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
+@hints("compaction billing_policy user_profile_id workspace_id betas", speed=["standard"])  # the last are headers, too
+@unsupported(mcp_servers=[[]])
 class CountBody(Body):
     """The body of a request for the number of tokens of a prompt."""
 
     model: Text = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None  # the name of `output_config.format` in the beta
 
     cache_control: Anyway = None  # prefixes are cached
-    speed: Annotated[Any, hint("standard")] = None
     context_management: dict[str, Any] | None = None
-    mcp_servers: Annotated[Any, only([])] = None
-    compaction: Ignored = None
-    billing_policy: Ignored = None
-    user_profile_id: Ignored = None
-    workspace_id: Ignored = None  # the client sends this one and the next as headers
-    betas: Ignored = None
 
 
+@hints("metadata inference_geo diagnostics fallback_credit_token", service_tier=["auto", "standard_only"])
+@unsupported("compaction container")
 class MessagesBody(CountBody):
     """The body of a request for a message."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-
-    metadata: Ignored = None
-    service_tier: Annotated[Any, hint("auto", "standard_only")] = None
-    inference_geo: Ignored = None
-    diagnostics: Ignored = None
+    temperature: Positive | None = None
+    top_p: Share | None = None
+    top_k: Count | None = None
     fallbacks: Anyway = None  # other models for requests that the model declines: it declines none
-    fallback_credit_token: Ignored = None
     thread: dict[str, Any] | None = None
-
-    compaction: Annotated[Any, only()] = None
-    container: Annotated[Any, only()] = None
 
 
 # ---------------------------------------------------------------------------------------------- paths

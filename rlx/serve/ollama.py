@@ -30,21 +30,21 @@ from rlx.serve.errors import SHAPES, ApiError, invalid
 from rlx.serve.fields import changed_sample, sampling_changes, schema_grammar
 from rlx.serve.http import (
     LINES,
-    MAX_BREAKERS,
     MAX_MESSAGES,
     MAX_STOPS,
-    MAX_TOOLS,
     Body,
-    Ignored,
     OpenRoute,
     hint,
+    hints,
     json_bytes,
     json_response,
     only,
     shown,
+    unsupported,
 )
 from rlx.serve.media import base64_source
 from rlx.serve.model import ServedModel
+from rlx.serve.openai.bodies import SamplingFields, Text, Tools, TopLogprobs
 from rlx.serve.openai.completions import logprob_dicts
 from rlx.serve.prompts import (
     ChatPrompt,
@@ -64,58 +64,27 @@ if TYPE_CHECKING:
     from rlx.serve.server import Server
 
 
-Text = str | None
 Stop = Annotated[str, Field(min_length=1)]
 Think = bool | Literal["low", "medium", "high", "max"] | None
 Format = Literal["", "json"] | dict[str, Any] | None
 KeepAlive = float | int | str | None  # the model stays, whatever it says
 
 
-class Options(Body):
+@hints(
+    "num_batch",
+    num_gpu=[0, -1], main_gpu=[0], low_vram=[True, False], use_mmap=[True], use_mlock=[False], numa=[False],
+    num_thread=[0], num_keep=[0], f16_kv=[True], logits_all=[False],
+)  # fmt: skip
+@unsupported(vocab_only=[False], embedding_only=[False], penalize_newline=[True])
+class Options(SamplingFields):
     """Options of an answer. Those of how a model is loaded and computed, which change no answer, are hints."""
 
     num_predict: Annotated[int, Field(ge=-2)] | None = None  # -1 and -2 are no limit but the context
     num_ctx: Annotated[int, Field(ge=0)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    top_n_sigma: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    repetition_penalty: float | None = None
     repetition_window: int | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-
-    num_gpu: Annotated[Any, hint(0, -1)] = None
-    main_gpu: Annotated[Any, hint(0)] = None
-    low_vram: Annotated[Any, hint(True, False)] = None
-    use_mmap: Annotated[Any, hint(True)] = None
-    use_mlock: Annotated[Any, hint(False)] = None
-    numa: Annotated[Any, hint(False)] = None
-    num_batch: Ignored = None
-    num_thread: Annotated[Any, hint(0)] = None
-    num_keep: Annotated[Any, hint(0)] = None  # of a prompt that is cut: messages go as a whole
-    f16_kv: Annotated[Any, hint(True)] = None
-    logits_all: Annotated[Any, hint(False)] = None
-
-    vocab_only: Annotated[Any, only(False)] = None
-    embedding_only: Annotated[Any, only(False)] = None
-    penalize_newline: Annotated[Any, only(True)] = None
     tfs_z: Annotated[Any, only(1, 1.0, instead="give `min_p` or `top_n_sigma`")] = None
 
 
@@ -126,18 +95,16 @@ class ModelBody(Body):
     name: Text = None
 
 
-class AnswerBody(Body):
+class AnswerBody(ModelBody):
     """The fields that `/api/chat` and `/api/generate` share."""
 
-    model: Text = None
-    name: Text = None
     stream: bool | None = None
     options: Options | None = None
     format: Format = None
     keep_alive: KeepAlive = None
     think: Think = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     truncate: bool | None = None
     shift: Annotated[bool | None, hint(False)] = None  # an answer ends where the context does
 
@@ -146,9 +113,10 @@ class ChatBody(AnswerBody):
     """The body of `/api/chat`."""
 
     messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
 
 
+@unsupported(width=[0], height=[0], steps=[0])
 class GenerateBody(AnswerBody):
     """The body of `/api/generate`."""
 
@@ -157,21 +125,15 @@ class GenerateBody(AnswerBody):
     raw: bool | None = None
     images: list[str] | None = None
     context: list[Annotated[int, Field(ge=0)]] | None = None
-
     suffix: Text = None
     template: Text = None
-    width: Annotated[Any, only(0)] = None
-    height: Annotated[Any, only(0)] = None
-    steps: Annotated[Any, only(0)] = None
 
 
+@hints("system template options")
 class ShowBody(ModelBody):
     """The body of `/api/show`."""
 
     verbose: bool | None = None
-    system: Ignored = None
-    template: Ignored = None
-    options: Ignored = None
 
 
 # ---------------------------------------------------------------------------------------------- messages
@@ -430,7 +392,7 @@ async def _registry() -> Response:
     raise ApiError(501, "the server has the models that were chosen when it started", hint=hint)
 
 
-def named(server: Server, body: ModelBody | AnswerBody) -> ServedModel:
+def named(server: Server, body: ModelBody) -> ServedModel:
     """The model that a request names, also with Ollama's default tag.
 
     Raises:

@@ -27,19 +27,17 @@ from rlx.serve.fields import changed_sample, check_tool, form_grammar
 from rlx.serve.http import (
     MAX_MESSAGES,
     MAX_PAIRS,
-    MAX_TOOLS,
     Anyway,
     AtMost,
     Body,
-    Ignored,
     comment,
-    hint,
+    hints,
     in_thread,
     new_router,
-    only,
+    unsupported,
 )
 from rlx.serve.media import ImageSource
-from rlx.serve.openai.bodies import Effort
+from rlx.serve.openai.bodies import Effort, Positive, Share, Text, Tools, TopLogprobs
 from rlx.serve.prompts import (
     ChatPrompt,
     Given,
@@ -254,7 +252,6 @@ def _one(token: Any) -> JsonObject:
     return {"token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
 
 
-Text = str | None
 Include = Literal[
     "web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
@@ -262,30 +259,28 @@ Include = Literal[
 ]  # fmt: skip
 
 
+@hints("generate_summary", summary=["none"], context=["auto"], mode=["standard"])  # the answer has the reasoning itself
 class Reasoning(Body):
     """How the model reasons."""
 
     effort: Effort | None = None
-    summary: Annotated[Any, hint("none")] = None  # the answer has the reasoning itself
-    generate_summary: Ignored = None
-    context: Annotated[Any, hint("auto")] = None
-    mode: Annotated[Any, hint("standard")] = None
 
 
+@hints(verbosity=["medium"])
 class TextFields(Body):
     """The form of the answer's text."""
 
     format: dict[str, Any] | None = None
-    verbosity: Annotated[Any, hint("medium")] = None
 
 
+@hints("personality")
 class InputBody(Body):
     """The fields that make the prompt of a response."""
 
     model: Text = None
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
     instructions: Text = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -294,38 +289,30 @@ class InputBody(Body):
 
     previous_response_id: Any = None
     conversation: Any = None
-    personality: Ignored = None
 
 
+@hints(
+    "prompt_cache_retention prompt_cache_options client_metadata access_programs background_options",
+    store=[False], service_tier=["auto", "default"], stream_options=[{}, {"include_obfuscation": False}],
+)  # fmt: skip
+@unsupported(
+    "prompt moderation", background=[False], context_management=[[]],
+    image=[{}, {"context_compression": "auto"}, {"context_compression": "disabled"}],
+)  # fmt: skip
 class ResponsesBody(InputBody):
     """The body of a request for a response."""
 
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    temperature: Positive | None = None
+    top_p: Share | None = None
+    top_logprobs: TopLogprobs | None = None
     stream: bool | None = None
     include: list[Include] | None = None
     metadata: Annotated[dict[str, str], AtMost(MAX_PAIRS)] | None = None
-
-    store: Annotated[Any, hint(False)] = None
     user: Anyway = None
     safety_identifier: Anyway = None
     prompt_cache_key: Anyway = None
-    prompt_cache_retention: Ignored = None
-    prompt_cache_options: Ignored = None
-    service_tier: Annotated[Any, hint("auto", "default")] = None
-    client_metadata: Ignored = None
-    stream_options: Annotated[Any, hint({}, {"include_obfuscation": False})] = None
     max_tool_calls: Anyway = None  # of tools that run at the provider: there are none
-    access_programs: Ignored = None
-    background_options: Ignored = None  # of `background`
-
-    background: Annotated[Any, only(False)] = None
-    prompt: Annotated[Any, only()] = None
-    moderation: Annotated[Any, only()] = None
-    context_management: Annotated[Any, only([])] = None
-    image: Annotated[Any, only({}, {"context_compression": "auto"}, {"context_compression": "disabled"})] = None
 
 
 # ---------------------------------------------------------------------------------------------- paths

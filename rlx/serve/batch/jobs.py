@@ -31,7 +31,7 @@ from rlx.serve import record
 from rlx.serve.batch.results import Progress, Results, answer_all
 from rlx.serve.batch.source import URLS, BatchRequest, Source
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.http import Body, Ignored, hint, in_thread, new_router
+from rlx.serve.http import Body, hints, in_thread, new_router
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -465,14 +465,13 @@ async def _form(request: Request, body: bytes) -> tuple[str, str, bytes]:
 _KEYS = ("authorization", "x-api-key")  # headers that may have the client's key
 
 
+@hints("output_expires_after", completion_window=["24h"])
 class BatchBody(Body):
     """The body of a request for a batch."""
 
     input_file_id: str
     endpoint: str
-    completion_window: Annotated[Any, hint("24h")] = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    output_expires_after: Ignored = None
 
 
 def batch_router(server: Server) -> APIRouter:

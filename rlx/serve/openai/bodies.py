@@ -22,9 +22,9 @@ from rlx.serve.http import (
     Anyway,
     AtMost,
     Body,
-    Ignored,
     hint,
-    only,
+    hints,
+    unsupported,
 )  # fmt: skip
 
 Count = Annotated[int, Field(ge=0)]
@@ -39,6 +39,7 @@ Penalty = Annotated[float, Field(ge=0.01, le=100)]  # a factor: far from 1, logi
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
+@unsupported("structural_tag whitespace_pattern", disable_additional_properties=[False], disable_fallback=[True, False])
 class StructuredOutputs(Body):
     """vLLM's `structured_outputs`."""
 
@@ -47,25 +48,20 @@ class StructuredOutputs(Body):
     choice: list[str] | None = None
     grammar: Text = None
     json_object: bool | None = None
-    structural_tag: Annotated[Any, only()] = None
-    whitespace_pattern: Annotated[Any, only()] = None
     disable_any_whitespace: bool | None = None
-    disable_additional_properties: Annotated[Any, only(False)] = None
-    disable_fallback: Annotated[Any, only(True, False)] = None
 
 
+@hints(include_obfuscation=[False])
 class StreamOptions(Body):
     """The fields about what a stream says besides the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Any, hint(False)] = None
 
 
-class CommonFields(Body):
-    """The fields that chat and completions share."""
+class SamplingFields(Body):
+    """How tokens are chosen, by the names of OpenAI, vLLM and llama-server; Ollama has them, too."""
 
-    # how tokens are chosen, by the names of OpenAI, vLLM and llama-server
     temperature: Positive | None = None
     top_p: Share | None = None
     top_k: Limit | None = None
@@ -73,8 +69,6 @@ class CommonFields(Body):
     typical_p: Share | None = None
     top_n_sigma: float | None = None
     seed: int | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Penalty | None = None
     repeat_penalty: Penalty | None = None
     repeat_last_n: Limit | None = None
@@ -88,19 +82,27 @@ class CommonFields(Body):
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
     mirostat_tau: Positive | None = None
     mirostat_eta: Positive | None = None
-    logit_bias: Bias | None = None
 
-    dynatemp_range: Annotated[Any, only(0, 0.0)] = None
-    dynatemp_exponent: Annotated[Any, only(1, 1.0)] = None
-    samplers: Annotated[Any, only()] = None
-    min_keep: Annotated[Any, only(0)] = None
-    length_penalty: Annotated[Any, only(1, 1.0)] = None
-    use_beam_search: Annotated[Any, only(False)] = None
-    allowed_token_ids: Annotated[Any, only()] = None
-    bad_words: Annotated[Any, only([])] = None
-    logits_processors: Annotated[Any, only([])] = None
-    vllm_xargs: Annotated[Any, only({})] = None
-    lora: Annotated[Any, only([])] = None
+
+@hints(
+    "user metadata safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options prediction "
+    "session_id",
+    store=[False], service_tier=["auto", "default"],
+)  # fmt: skip
+@unsupported(
+    "samplers allowed_token_ids repetition_detection guided_whitespace_pattern stop_regex truncate_prompt_tokens "
+    "truncation_side logprob_token_ids kv_transfer_params",
+    dynatemp_range=[0, 0.0], dynatemp_exponent=[1, 1.0], min_keep=[0], length_penalty=[1, 1.0],
+    use_beam_search=[False], bad_words=[[]], logits_processors=[[]], vllm_xargs=[{}], lora=[[]],
+    t_max_predict_ms=[-1, 0], guided_decoding_backend=["auto", "guidance"], spaces_between_special_tokens=[True],
+    prompt_logprobs=[0], stream_interval=[1], post_sampling_probs=[False],
+)  # fmt: skip
+class CommonFields(SamplingFields):
+    """The fields that chat and completions share."""
+
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Bias | None = None
 
     # what ends an answer
     max_tokens: Limit | None = None
@@ -110,8 +112,6 @@ class CommonFields(Body):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    t_max_predict_ms: Annotated[Any, only(-1, 0)] = None
-    repetition_detection: Annotated[Any, only()] = None
 
     # the form that an answer must have
     response_format: dict[str, Any] | None = None
@@ -120,13 +120,10 @@ class CommonFields(Body):
     guided_regex: Text = None
     guided_choice: list[str] | None = None
     guided_grammar: Text = None
-    guided_decoding_backend: Annotated[Any, only("auto", "guidance")] = None
-    guided_whitespace_pattern: Annotated[Any, only()] = None
     grammar: Text = None
     json_schema: dict[str, Any] | str | bool | None = None
     regex: Text = None
     ebnf: Text = None
-    stop_regex: Annotated[Any, only()] = None
 
     # what is asked for besides, and how it is answered
     model: Text = None
@@ -142,17 +139,6 @@ class CommonFields(Body):
     timings_per_token: bool | None = None
     sse_ping_interval: Annotated[float, Field(gt=0)] | None = None
     skip_special_tokens: bool | None = None
-
-    user: Ignored = None
-    metadata: Ignored = None
-    store: Annotated[Any, hint(False)] = None
-    service_tier: Annotated[Any, hint("auto", "default")] = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
-    prompt_cache_options: Ignored = None
-    prediction: Ignored = None
-    session_id: Ignored = None
     cache_salt: Text = None
 
     cache_prompt: bool | None = None
@@ -162,20 +148,19 @@ class CommonFields(Body):
     n_discard: Annotated[int | None, hint(0)] = None
     n_cache_reuse: Annotated[int | None, hint(0)] = None
     backend_sampling: Annotated[bool | None, hint(False)] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
-    truncate_prompt_tokens: Annotated[Any, only()] = None
-    truncation_side: Annotated[Any, only()] = None
-    prompt_logprobs: Annotated[Any, only(0)] = None
-    logprob_token_ids: Annotated[Any, only()] = None
-    stream_interval: Annotated[Any, only(1)] = None
-    kv_transfer_params: Annotated[Any, only()] = None
-    post_sampling_probs: Annotated[Any, only(False)] = None
     return_tokens: bool | None = None
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+@hints("audio web_search_options", verbosity=["medium"])  # audio: its form, which `modalities` asks for
+@unsupported(
+    "moderation chat_template thinking_token_budget",
+    modalities=[["text"]], echo=[False], add_special_tokens=[False], mm_processor_kwargs=[{}],
+    thinking_budget_tokens=[-1], thinking_forced_open=[False], parse_tool_calls=[True], n_probs=[0],
+    response_fields=[[]],
+)  # fmt: skip
 class ChatBody(CommonFields):
     """The body of `/v1/chat/completions`."""
 
@@ -198,22 +183,6 @@ class ChatBody(CommonFields):
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
 
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Ignored = None  # the form of audio, which `modalities` asks for
-    verbosity: Annotated[Any, hint("medium")] = None
-    web_search_options: Ignored = None
-    moderation: Annotated[Any, only()] = None
-    echo: Annotated[Any, only(False)] = None
-    add_special_tokens: Annotated[Any, only(False)] = None
-    chat_template: Annotated[Any, only()] = None
-    mm_processor_kwargs: Annotated[Any, only({})] = None
-    thinking_token_budget: Annotated[Any, only()] = None
-    thinking_budget_tokens: Annotated[Any, only(-1)] = None
-    thinking_forced_open: Annotated[Any, only(False)] = None
-    parse_tool_calls: Annotated[Any, only(True)] = None
-    n_probs: Annotated[Any, only(0)] = None
-    response_fields: Annotated[Any, only([])] = None
-
 
 class MediaPrompt(Body):
     """llama-server's prompt with images: `<__media__>` in the text stands for each."""
@@ -222,6 +191,7 @@ class MediaPrompt(Body):
     multimodal_data: list[str] | None = None
 
 
+@unsupported("prompt_embeds")
 class CompletionBody(CommonFields):
     """The body of `/v1/completions`."""
 
@@ -234,8 +204,6 @@ class CompletionBody(CommonFields):
     n_probs: TopLogprobs | None = None
     response_fields: list[str] | None = None
 
-    prompt_embeds: Annotated[Any, only()] = None
-
 
 class Extra(Body):
     """A file, or a part of one, that an editor sends besides."""
@@ -245,6 +213,7 @@ class Extra(Body):
     time: Anyway = None
 
 
+@hints("samplers t_max_prompt_ms", t_max_predict_ms=[-1, 0])
 class InfillBody(CompletionBody):
     """The body of llama-server's `/infill`, as editors send it: what they ask of the sampling is a hint."""
 
@@ -254,11 +223,10 @@ class InfillBody(CompletionBody):
     input_extra: Annotated[list[Extra], Field(max_length=MAX_MESSAGES)] | None = None
 
     n_indent: Annotated[int | None, hint(0)] = None
-    samplers: Ignored = None
-    t_max_prompt_ms: Ignored = None
-    t_max_predict_ms: Annotated[Any, hint(-1, 0)] = None
 
 
+@hints("user priority")
+@unsupported("truncate_prompt_tokens", embd_normalize=[2])
 class EmbeddingBody(Body):
     """The body of `/v1/embeddings`."""
 
@@ -269,8 +237,3 @@ class EmbeddingBody(Body):
     add_special_tokens: bool | None = None
     pooling: Literal["mean", "last", "cls", "max"] | None = None
     normalize: bool | None = None
-    embd_normalize: Annotated[Any, only(2)] = None
-    truncate_prompt_tokens: Annotated[Any, only()] = None
-
-    user: Ignored = None
-    priority: Ignored = None

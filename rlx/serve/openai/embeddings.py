@@ -21,7 +21,7 @@ from rlx.engine.request import Context
 from rlx.runners.encoder import as_encoder
 from rlx.runners.session import of_unit_length
 from rlx.serve.errors import invalid
-from rlx.serve.http import MAX_TEXTS, Body, Ignored, OpenRoute, in_thread, json_rows, new_router, while_connected
+from rlx.serve.http import MAX_TEXTS, Body, OpenRoute, hints, in_thread, json_rows, new_router, while_connected
 from rlx.serve.ollama import KeepAlive, ModelBody, Options, named, options_of
 from rlx.serve.openai.bodies import EmbeddingBody, Text
 from rlx.serve.prompts import prompt_ids, prompts
@@ -109,6 +109,7 @@ class Document(Body):
     text: str
 
 
+@hints("user priority")
 class RerankBody(Body):
     """The body of `/v1/rerank`."""
 
@@ -118,9 +119,6 @@ class RerankBody(Body):
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     truncate: bool | None = None
-
-    user: Ignored = None
-    priority: Ignored = None
 
 
 def rerank_router(server: Server) -> APIRouter:
