@@ -373,10 +373,15 @@ class Writer(ABC):
 
 
 class ObjectWriter(Writer):
-    """Writes a stream of objects, of one choice; an answer in one piece is made of the same objects."""
+    """Writes a stream of objects, of one choice; an answer in one piece is made of the same objects.
+
+    Attributes:
+        ended: how the choice has ended.
+    """
 
     def __init__(self, asked: Sequence[Asked]) -> None:
         super().__init__(asked)
+        self.ended = End(0, "stop")
         self.objects: dict[type, Callable[[Any], Iterable[JsonObject]]] = {
             Delta: self.delta, End: self.end, Finished: self.finished, Progress: lambda progress: (),
         }  # fmt: skip
@@ -390,9 +395,10 @@ class ObjectWriter(Writer):
     def delta(self, delta: Delta) -> Iterable[JsonObject]:
         """The objects of new tokens."""
 
-    @abstractmethod
     def end(self, end: End) -> Iterable[JsonObject]:
         """The objects of the end of the choice."""
+        self.ended = end
+        return ()
 
     @abstractmethod
     def finished(self, numbers: Finished) -> Iterable[JsonObject]:

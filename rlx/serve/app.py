@@ -30,7 +30,7 @@ from rlx.serve.batch.jobs import BatchJobs
 from rlx.serve.batch.results import Answering
 from rlx.serve.batch.source import MAX_LINE, BatchRequest
 from rlx.serve.errors import ApiError, api_error, shape_of
-from rlx.serve.http import ClientGone, body_error, in_thread, json_bytes
+from rlx.serve.http import ClientGone, body_error, in_thread, json_response
 from rlx.serve.middleware import Middleware
 from rlx.serve.model import ServedModel
 from rlx.serve.openai import chat, completions, embeddings, tokens
@@ -115,7 +115,7 @@ def create_app(
 
     @app.get("/openapi.json", include_in_schema=False)
     def document() -> Response:  # in a worker thread: it takes a second, the first time
-        return Response(json_bytes(app.openapi()), media_type="application/json")
+        return json_response(app.openapi())
 
     app.add_middleware(Middleware, server=server, respond=error_response)
     return app
@@ -153,8 +153,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 def error_response(request: Request, error: ApiError) -> Response:
     """The response of an error, in the form of the API that the path belongs to."""
-    body = json_bytes(shape_of(request.url.path)(error))
-    return Response(body, error.status, error.headers, "application/json")
+    return json_response(shape_of(request.url.path)(error), error.status, error.headers)
 
 
 def _foreign(request: Request, error: Exception) -> ApiError | None:

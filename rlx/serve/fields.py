@@ -193,11 +193,9 @@ def ending(body: CommonFields, vocab_size: int) -> dict[str, Any]:
     """The arguments of `ServedModel.asked` about what ends an answer.
 
     Raises:
-        ApiError: a stop string is empty, or an id is outside the vocabulary.
+        ApiError: an id is outside the vocabulary.
     """
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if "" in stops:
-        raise invalid("stop", "a stop string is empty", "it would end every answer at once")
     for i, token in enumerate(body.stop_token_ids or ()):
         if token >= vocab_size:
             raise invalid(f"stop_token_ids[{i}]", f"there is no token {token} in a vocabulary of {vocab_size}")

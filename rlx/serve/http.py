@@ -29,7 +29,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from rlx.arguments import nearest
 from rlx.serve import record
@@ -499,9 +499,9 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(errors="replace")
 
 
-def json_response(value: Any) -> Response:
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """The response that is a JSON value."""
-    return Response(json_bytes(value), media_type="application/json")
+    return Response(json_bytes(value), status, headers, "application/json")
 
 
 def json_rows(fields: Mapping[str, Any], name: str, rows: Iterable[Any]) -> bytes:
@@ -558,6 +558,16 @@ class Stream(Response):
             close = getattr(self.pieces, "aclose", None)
             if close is not None:
                 await close()
+
+
+def again(body: bytes, receive: Receive) -> Receive:
+    """The `receive` of a request whose body was read."""
+    sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return sent.pop() if sent else await receive()
+
+    return next_message
 
 
 class ClientGone(Exception):

@@ -18,12 +18,11 @@ from rlx.arguments import without_none
 from rlx.grammar import Grammar
 from rlx.json_file import JsonObject
 from rlx.serve import record
-from rlx.serve.answers import Asked, Delta, End, Finished, ObjectWriter, Progress, answered
+from rlx.serve.answers import Asked, Delta, Finished, ObjectWriter, Progress, answered
 from rlx.serve.errors import SHAPES, ApiError, invalid
 from rlx.serve.fields import changed_sample, check_tool, form_grammar
 from rlx.serve.http import (
     MAX_MESSAGES,
-    MAX_STOPS,
     Anyway,
     Body,
     hints,
@@ -33,7 +32,7 @@ from rlx.serve.http import (
     unsupported,
 )
 from rlx.serve.media import ImageSource, base64_source
-from rlx.serve.openai.bodies import Count, Positive, Share, Text, Tools
+from rlx.serve.openai.bodies import Count, Positive, Share, Stops, Text, Tools
 from rlx.serve.prompts import (
     ChatPrompt,
     Given,
@@ -86,7 +85,6 @@ class MessageWriter(ObjectWriter):
         }  # fmt: skip
         self._open = False
         self._arguments = ""
-        self._end: End | None = None
 
     def begin(self) -> Iterator[JsonObject]:
         yield {"type": "message_start", "message": {**self.message, "content": []}}
@@ -99,10 +97,6 @@ class MessageWriter(ObjectWriter):
             yield from self._text("text", delta.text)
         for call in delta.tool_calls:
             yield from self._call(call)
-
-    def end(self, end: End) -> tuple[()]:
-        self._end = end
-        return ()
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
         yield error_json(error)
@@ -155,11 +149,9 @@ class MessageWriter(ObjectWriter):
 
     def finished(self, numbers: Finished) -> Iterator[JsonObject]:
         yield from self._stop()
-        end = self._end
-        reason, stop = (_STOPS[end.finish_reason], end.stop) if end is not None else ("end_turn", None)
-        if isinstance(stop, str):
-            reason = "stop_sequence"
-        ended = {"stop_reason": reason, "stop_sequence": stop if isinstance(stop, str) else None}
+        stop = self.ended.stop if isinstance(self.ended.stop, str) else None
+        reason = _STOPS[self.ended.finish_reason] if stop is None else "stop_sequence"
+        ended = {"stop_reason": reason, "stop_sequence": stop}
         self.message |= {**ended, "usage": usage_json(numbers)}
         yield {"type": "message_delta", "delta": ended, "usage": self.message["usage"]}
         yield {"type": "message_stop"}
@@ -237,7 +229,7 @@ class MessagesBody(CountBody):
     """The body of a request for a message."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Stops | None = None
     stream: bool | None = None
     temperature: Positive | None = None
     top_p: Share | None = None
@@ -316,19 +308,12 @@ def _writer(model: ServedModel, body: MessagesBody) -> MessageWriter:
         prompt.context,
         body.max_tokens,
         changed_sample(model.default_sample, changes),
-        stop=_stops(body),
+        stop=tuple(body.stop_sequences or ()),
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
         grammar=grammar_maker(model, _text_grammar(body), prompt),
     )
     return MessageWriter(model.name, len(prompt.context), [asked])
-
-
-def _stops(body: MessagesBody) -> tuple[str, ...]:
-    stops = body.stop_sequences or []
-    if "" in stops:
-        raise invalid(f"stop_sequences[{stops.index('')}]", "it is empty, and would end every answer at once")
-    return tuple(stops)
 
 
 def _text_grammar(body: CountBody) -> Callable[[], Grammar] | None:

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rlx.errors import DeadlineError
 from rlx.serve import record
 from rlx.serve.errors import ApiError, api_error
-from rlx.serve.http import MAX_ID, MAX_VALUES, VALUE_BYTES, count_of, in_thread
+from rlx.serve.http import MAX_ID, MAX_VALUES, VALUE_BYTES, again, count_of, in_thread
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 
@@ -451,7 +451,7 @@ class Middleware:
                 server.limiter.enter()
                 start = time.perf_counter()
                 try:
-                    await self._app(scope, _again(body, receive), send)
+                    await self._app(scope, again(body, receive), send)
                 finally:
                     server.limiter.left(time.perf_counter() - start)
         finally:
@@ -465,16 +465,6 @@ class Middleware:
             raise ApiError(400, what, param="X-Request-Timeout", hint="give seconds above 0")
         limits = [each for each in (own and float(own), most) if each]
         return found.arrived + min(limits) if limits else None
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The `receive` of a request whose body was read."""
-    sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return sent.pop() if sent else await receive()
-
-    return next_message
 
 
 class _Answer:

@@ -31,7 +31,6 @@ from rlx.serve.fields import changed_sample, sampling_changes, schema_grammar
 from rlx.serve.http import (
     LINES,
     MAX_MESSAGES,
-    MAX_STOPS,
     Body,
     OpenRoute,
     hint,
@@ -44,7 +43,7 @@ from rlx.serve.http import (
 )
 from rlx.serve.media import base64_source
 from rlx.serve.model import ServedModel
-from rlx.serve.openai.bodies import SamplingFields, Text, Tools, TopLogprobs
+from rlx.serve.openai.bodies import SamplingFields, Stop, Stops, Text, Tools, TopLogprobs
 from rlx.serve.openai.completions import logprob_dicts
 from rlx.serve.prompts import (
     ChatPrompt,
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from rlx.serve.server import Server
 
 
-Stop = Annotated[str, Field(min_length=1)]
 Think = bool | Literal["low", "medium", "high", "max"] | None
 Format = Literal["", "json"] | dict[str, Any] | None
 KeepAlive = float | int | str | None  # the model stays, whatever it says
@@ -81,7 +79,7 @@ class Options(SamplingFields):
 
     num_predict: Annotated[int, Field(ge=-2)] | None = None  # -1 and -2 are no limit but the context
     num_ctx: Annotated[int, Field(ge=0)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Stops | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_window: int | None = None
@@ -260,7 +258,6 @@ class OllamaWriter(ObjectWriter):
         self.context: list[int] = []
         self._objects: list[JsonObject] = []
         self._calls: list[JsonObject] = []
-        self._reason = "stop"
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
         yield error_json(error)
@@ -288,10 +285,10 @@ class OllamaWriter(ObjectWriter):
 
     def end(self, end: End) -> Iterator[JsonObject]:
         yield from self._called()
-        self._reason = "length" if end.finish_reason == "length" else "stop"
+        self.ended = end
 
     def finished(self, numbers: Finished) -> Iterator[JsonObject]:
-        yield self.done(self._reason, numbers)
+        yield self.done("length" if self.ended.finish_reason == "length" else "stop", numbers)
 
     def _call(self, call: Any) -> Iterator[JsonObject]:
         if call.name:

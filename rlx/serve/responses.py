@@ -20,7 +20,7 @@ from rlx.arguments import without_none
 from rlx.json_file import JsonObject
 from rlx.sampling import SampleOpts
 from rlx.serve import record
-from rlx.serve.answers import Asked, Delta, End, Finished, ObjectWriter, Progress, TokenInfo, answered
+from rlx.serve.answers import Asked, Delta, Finished, ObjectWriter, Progress, TokenInfo, answered
 from rlx.serve.custom_tools import INPUT, as_function
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import changed_sample, check_tool, form_grammar
@@ -34,6 +34,7 @@ from rlx.serve.http import (
     hints,
     in_thread,
     new_router,
+    only,
     unsupported,
 )
 from rlx.serve.media import ImageSource
@@ -121,7 +122,6 @@ class ResponseWriter(ObjectWriter):
         }  # fmt: skip
         self._item: _Item | None = None
         self._number = 0
-        self._end: End | None = None
         self._logprobs: list[JsonObject] = []
 
     def begin(self) -> Iterator[JsonObject]:
@@ -136,10 +136,6 @@ class ResponseWriter(ObjectWriter):
             yield from self._text("message", "msg", delta.text)
         for call in delta.tool_calls:
             yield from self._call(call)
-
-    def end(self, end: End) -> tuple[()]:
-        self._end = end
-        return ()
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
         yield from self._close("incomplete")
@@ -207,7 +203,7 @@ class ResponseWriter(ObjectWriter):
         yield self._event("response.output_item.done", output_index=item.index, item=item.as_json(status))
 
     def finished(self, numbers: Finished) -> Iterator[JsonObject]:
-        is_cut = self._end is not None and self._end.finish_reason == "length"
+        is_cut = self.ended.finish_reason == "length"
         if self._item is None and not self.response["output"]:
             yield from self._open("message", "msg")  # clients look for a message, though it is empty
         yield from self._close("incomplete" if is_cut else "completed")
@@ -252,6 +248,7 @@ def _one(token: Any) -> JsonObject:
     return {"token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
 
 
+_ALL = "the server stores no responses: send the whole conversation as `input`, with `output` of earlier responses"
 Include = Literal[
     "web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
@@ -287,8 +284,8 @@ class InputBody(Body):
     text: TextFields | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
-    previous_response_id: Any = None
-    conversation: Any = None
+    previous_response_id: Annotated[Any, only(instead=_ALL)] = None
+    conversation: Annotated[Any, only(instead=_ALL)] = None
 
 
 @hints(
@@ -351,7 +348,6 @@ def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tup
     Args:
         most: tokens of the answer.
     """
-    refuse_stored(body)
     functions = functions_of(body.tools)
     choice, functions = choice_of(body.tool_choice, functions)
     effort = body.reasoning.effort if body.reasoning is not None else None
@@ -422,19 +418,6 @@ def _echo(model: ServedModel, body: ResponsesBody, sample: SampleOpts, functions
 
 
 _ROLES = ("user", "assistant", "system", "developer")
-_NO_STORE = "the server stores no responses"
-
-
-def refuse_stored(body: Any) -> None:
-    """Refuses what needs stored responses.
-
-    Raises:
-        ApiError: as said.
-    """
-    hint = "leave it out, and send the whole conversation as `input`: earlier items, with `output` of earlier responses"
-    for name in ("previous_response_id", "conversation"):
-        if getattr(body, name) is not None:
-            raise invalid(name, _NO_STORE, hint, code="unsupported_parameter")
 
 
 def messages_of(items: str | Sequence[Mapping[str, Any]] | None, instructions: str | None) -> list[JsonObject]:
@@ -479,7 +462,7 @@ def _add(item: Given, system: list[str], found: list[JsonObject]) -> None:
         if images:
             found.append({"role": "user", "content": images})
     elif kind == "item_reference":
-        raise invalid(item.where, _NO_STORE, "send the item itself")
+        raise invalid(item.where, "the server stores no responses", "send the item itself")
     else:
         hint = "there are message, reasoning, function_call, custom_tool_call and their outputs"
         raise invalid(f"{item.where}.type", f"items of type {kind!r} are not supported", hint)

@@ -26,7 +26,7 @@ import rlx
 from rlx.engine.loop.executor import GAP_BOUNDS
 from rlx.errors import BusyError, RlxError
 from rlx.serve.errors import ApiError, openai_body
-from rlx.serve.http import json_bytes, new_router
+from rlx.serve.http import json_response, new_router
 from rlx.serve.model import ServedModel
 from rlx.serve.ollama import created_at, tag
 from rlx.serve.openai.completions import sampling_settings
@@ -331,9 +331,8 @@ def _health(server: Server) -> Response:
     """The answer to a probe. An error has its word in `status`, too."""
     problem = server.unready()
     if problem is None:
-        return Response(json_bytes({"status": "ok"}), media_type="application/json")
-    body = {"status": problem.code, **openai_body(problem)}
-    return Response(json_bytes(body), problem.status, problem.headers, "application/json")
+        return json_response({"status": "ok"})
+    return json_response({"status": problem.code, **openai_body(problem)}, problem.status, problem.headers)
 
 
 def unversioned(server: Server) -> APIRouter:

@@ -14,11 +14,11 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
@@ -31,11 +31,9 @@ from rlx.serve import record
 from rlx.serve.batch.results import Progress, Results, answer_all
 from rlx.serve.batch.source import URLS, BatchRequest, Source
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.http import Body, hints, in_thread, new_router
+from rlx.serve.http import Body, again, hints, in_thread, new_router
 
 if TYPE_CHECKING:
-    from starlette.types import Message
-
     from rlx.serve.server import Server
 
 
@@ -45,24 +43,27 @@ MOST_FILES = 1000
 O = TypeVar("O", "StoredFile", "Batch")
 
 
-def find(entries: Mapping[str, O], owner: str, ident: str, kind: str) -> O:
-    """A thing of a client.
+class Owned(Generic[O]):
+    """Things by their ids, of which each client sees its own.
 
     Args:
-        kind: what it is called.
-
-    Raises:
-        ApiError: 404, the client has no such thing.
+        kind: what one is called.
     """
-    found = entries.get(ident)
-    if found is None or found.owner != owner:
-        raise ApiError(404, f"there is no {kind} {ident[:80]!r}", param="id", code=f"{kind}_not_found")
-    return found
 
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: dict[str, O] = {}
 
-def owned(entries: Mapping[str, O], owner: str) -> list[O]:
-    """The things of a client, the newest first."""
-    return [each for each in reversed(list(entries.values())) if each.owner == owner]
+    def find(self, owner: str, ident: str) -> O:
+        """One of a client's; `ApiError` 404 if it has no such one."""
+        found = self._entries.get(ident)
+        if found is None or found.owner != owner:
+            raise ApiError(404, f"there is no {self._kind} {ident[:80]!r}", param="id", code=f"{self._kind}_not_found")
+        return found
+
+    def of(self, owner: str) -> list[O]:
+        """Those of a client, the newest first."""
+        return [each for each in reversed(list(self._entries.values())) if each.owner == owner]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class StoredFile:
         }  # fmt: skip
 
 
-class FileStore:
+class FileStore(Owned[StoredFile]):
     """All files of a server.
 
     Args:
@@ -103,14 +104,14 @@ class FileStore:
     """
 
     def __init__(self, most: int) -> None:
+        super().__init__("file")
         self.most = most
-        self._files: dict[str, StoredFile] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def used(self) -> int:
         """Bytes of all files."""
-        return sum(each.nbytes for each in self._files.values())
+        return sum(each.nbytes for each in self._entries.values())
 
     def new_path(self) -> Path:
         """Where a new file may be written."""
@@ -124,7 +125,7 @@ class FileStore:
         Raises:
             ApiError: as said.
         """
-        if self.used + nbytes > self.most or len(self._files) >= MOST_FILES:
+        if self.used + nbytes > self.most or len(self._entries) >= MOST_FILES:
             what = f"there is no room for the file: {MOST_FILES} with {self.most / 1e6:g} MB together are kept"
             hint = "delete files, or start the server with a larger --files-mb"
             raise ApiError(413, what, param="file", code="storage_full", hint=hint)
@@ -144,16 +145,8 @@ class FileStore:
     def adopt(self, owner: str, name: str, purpose: str, path: Path) -> StoredFile:
         """Keeps a file that was written to a `new_path`."""
         made = StoredFile(path.name, owner, name, purpose, path, path.stat().st_size)
-        self._files[made.id] = made
+        self._entries[made.id] = made
         return made
-
-    def find(self, owner: str, file_id: str) -> StoredFile:
-        """A file of a client; `ApiError` 404 if it has no such file."""
-        return find(self._files, owner, file_id, "file")
-
-    def of(self, owner: str) -> list[StoredFile]:
-        """The files of a client, the newest first."""
-        return owned(self._files, owner)
 
     def delete(self, owner: str, file_id: str) -> None:
         """Removes a file.
@@ -162,13 +155,13 @@ class FileStore:
             ApiError: 404, the client has no such file.
         """
         found = self.find(owner, file_id)
-        del self._files[file_id]
+        del self._entries[file_id]
         with suppress(OSError):  # a system that keeps open files removes it with the folder
             found.path.unlink()
 
     def close(self) -> None:
         """Removes all files."""
-        self._files.clear()
+        self._entries.clear()
         if self._folder is not None:
             with suppress(OSError):
                 self._folder.cleanup()
@@ -236,7 +229,7 @@ class Batch:
         }  # fmt: skip
 
 
-class BatchJobs:
+class BatchJobs(Owned[Batch]):
     """All batches of a server.
 
     Args:
@@ -246,8 +239,8 @@ class BatchJobs:
     """
 
     def __init__(self, store: FileStore, call: Caller, at_once: Callable[[], int]) -> None:
+        super().__init__("batch")
         self._store, self._call, self._at_once = store, call, at_once
-        self._batches: dict[str, Batch] = {}
         self._waiting: deque[Batch] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._running: tuple[Batch, asyncio.Task[None]] | None = None
@@ -258,26 +251,18 @@ class BatchJobs:
         Raises:
             ApiError: there are too many that have not ended.
         """
-        for old in [each for each in self._batches.values() if each.status in ENDED][: len(self) + 1 - MOST_BATCHES]:
-            del self._batches[old.id]
+        for old in [each for each in self._entries.values() if each.status in ENDED][: len(self) + 1 - MOST_BATCHES]:
+            del self._entries[old.id]
         if len(self) >= MOST_BATCHES:
             raise ApiError(429, f"{MOST_BATCHES} batches have not ended", code="too_many_batches", hint="wait for them")
-        self._batches[batch.id] = batch
+        self._entries[batch.id] = batch
         self._waiting.append(batch)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return batch
 
     def __len__(self) -> int:
-        return len(self._batches)
-
-    def find(self, owner: str, batch_id: str) -> Batch:
-        """A batch of a client; `ApiError` 404 if it has no such batch."""
-        return find(self._batches, owner, batch_id, "batch")
-
-    def of(self, owner: str) -> list[Batch]:
-        """The batches of a client, the newest first."""
-        return owned(self._batches, owner)
+        return len(self._entries)
 
     def cancel(self, batch: Batch) -> None:
         """Ends a batch; what was answered is kept.
@@ -440,17 +425,12 @@ def page(entries: Sequence[Any], limit: int, after: str | None) -> dict[str, Any
 
 async def _form(request: Request, body: bytes) -> tuple[str, str, bytes]:
     """Name, purpose and content of the file in a form. Runs in an event loop of its own: a large form takes long."""
-    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        return parts.pop()
-
     kind = request.headers.get("content-type", "").partition(";")[0]
     if kind != "multipart/form-data":
         hint = "send the header Content-Type: multipart/form-data, with a boundary"
         raise ApiError(415, f"the content type is {kind!r}", hint=hint)
     try:
-        form = await Request(request.scope, receive).form(max_files=1, max_fields=FORM_FIELDS)
+        form = await Request(request.scope, again(body, request.receive)).form(max_files=1, max_fields=FORM_FIELDS)
     except HTTPException as error:
         raise invalid(None, f"the form is malformed: {error.detail}") from None
     file, purpose = form.get("file"), form.get("purpose")

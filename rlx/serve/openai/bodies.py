@@ -35,6 +35,8 @@ Text = str | None
 Pair = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
 Bias = Annotated[dict[str, float | Literal[False]] | list[Pair], AtMost(MAX_BIASES)]
 Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)]
+Stop = Annotated[str, Field(min_length=1)]  # an empty one would end every answer at once
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 Penalty = Annotated[float, Field(ge=0.01, le=100)]  # a factor: far from 1, logits overflow
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
@@ -107,7 +109,7 @@ class CommonFields(SamplingFields):
     # what ends an answer
     max_tokens: Limit | None = None
     n_predict: Limit | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Stops | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_IDS)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import APIRouter, Request, Response
 
@@ -25,7 +25,6 @@ from rlx.serve.openai.completions import (
     timings_dict,
     usage_dict,
     verbose,
-    verbose_end,
 )
 from rlx.serve.prompts import (
     ChatPrompt,
@@ -142,7 +141,7 @@ class ChatWriter(OpenAIWriter):
         self._reasons, self._logs = body.include_reasoning is not False, bool(body.logprobs)
         self._is_plain = not (self._logs or self._counts or body.return_token_ids or body.timings_per_token)
         self._tokens, self._began = 0, time.perf_counter()
-        self._prompt = Progress(0, 0, 0, 0.0)
+        self._prompt, self._final = Progress(0, 0, 0, 0.0), cast("Finished | None", None)
 
     # ---------------------------------------------------------------------------------------------- streams
 
@@ -214,11 +213,8 @@ class ChatWriter(OpenAIWriter):
         return self._piece(end.index, {}, end=end, **more)
 
     def _finish(self, finished: Finished) -> bytes:
-        usage, timings = usage_dict(finished), timings_dict(finished)
-        more: dict[str, Any] = {"usage": usage} if self._counts else {}
-        more |= verbose_end(self, self._last, finished)
-        piece = self._piece(self._last.index, {}, end=self._last, timings=timings, **more)
-        return piece + self._chunk([], {"usage": usage, "timings": timings}) if self._with_usage else piece
+        self._final = finished
+        return super()._finish(finished)
 
     def _progress(self, progress: Progress) -> bytes:
         self._prompt, self._began = progress, time.perf_counter()
@@ -228,6 +224,8 @@ class ChatWriter(OpenAIWriter):
 
     def _numbers(self) -> Finished:
         """Tokens and times up to now."""
+        if self._final is not None:
+            return self._final
         prompt, ms = self._prompt, 1000 * (time.perf_counter() - self._began)
         steps = max(0, self._tokens - (self.body.n or 1))
         return Finished(prompt.total, prompt.cached, self._tokens, 0, steps, 0.0, prompt.ms, ms)

@@ -113,12 +113,8 @@ class OpenAIWriter(Writer):
         """The chunks of the end."""
         more = {"timings": timings_dict(finished)}
         usage = {"usage": usage_dict(finished)}
-        piece = self._ended(self._last, more | self._verbose_end(self._last, finished))
+        piece = self._ended(self._last, more | verbose_end(self, self._last, finished))
         return piece + self._chunk([], usage | more) if self._with_usage else piece
-
-    def _verbose_end(self, end: End, finished: Finished) -> dict[str, Any]:
-        """Further fields of the last chunk of a choice."""
-        return {}
 
     def _progress(self, progress: Progress) -> bytes:
         """The chunk that says how much of the prompt is computed, where it is asked for."""
@@ -242,14 +238,10 @@ class NativeWriter(OpenAIWriter):
 
     def __init__(self, model: ServedModel, body: CommonFields, asked: Sequence[Asked]) -> None:
         super().__init__(model, body, asked, "cmpl", "completion", (b"", b""))
+        self._each = [each for each in asked for _ in range(each.n)]  # the request of each choice
         self._prompts = [each.request.ids.ids for each in self._each if isinstance(each.request.ids, Context)]
         self._counts, self._ends = [0] * len(self.choices), list[End]()
         self._has_new_line = [False] * len(self.choices)
-
-    @property
-    def _each(self) -> list[Asked]:
-        """The request of each choice."""
-        return [each for each in self.asked for _ in range(each.n)]
 
     def _end_of(self, end: End) -> bytes:
         self._ends.append(end)
@@ -578,9 +570,6 @@ class CompletionWriter(OpenAIWriter):
     def _ended(self, end: End, more: dict[str, Any]) -> bytes:
         choice = {"index": end.index, "text": "", "logprobs": None, "finish_reason": end.finish_reason}
         return self._chunk([{**choice, "stop_reason": end.stop}], more)
-
-    def _verbose_end(self, end: End, finished: Finished) -> dict[str, Any]:
-        return verbose_end(self, end, finished)
 
     def _progress(self, progress: Progress) -> bytes:
         if not self.body.return_progress:
