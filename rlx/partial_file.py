@@ -25,13 +25,15 @@ _FLAGS = platform.flags("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY")
 
 
 @contextlib.contextmanager
-def into_place(out: Path, mode: int = 0o666) -> Iterator[Path]:
+def into_place(out: Path, mode: int = 0o666, *, replace: bool = True) -> Iterator[Path]:
     """A name beside `out` for the body to write to; at the end it becomes `out`, after an error it is removed.
 
     Args:
         mode: permissions of the file, less the umask.
+        replace: whether it takes the place of a file that is there by then, of whoever wrote it.
 
     Raises:
+        FileExistsError: there is one, and `replace` is not set.
         OSError: the folder cannot be written, or `out` is one itself.
     """
     if not out.name:  # `.` or `/`
@@ -40,7 +42,10 @@ def into_place(out: Path, mode: int = 0o666) -> Iterator[Path]:
     partial, lock = _new(out, mode)
     try:
         yield partial
-        partial.replace(out)
+        if replace:
+            partial.replace(out)
+        else:
+            _add(partial, out)
     finally:
         partial.unlink(missing_ok=True)
         if lock is not None:
@@ -59,6 +64,18 @@ def _new(out: Path, mode: int) -> tuple[Path, int | None]:
         if os.fstat(descriptor).st_nlink:
             return partial, descriptor
         os.close(descriptor)
+
+
+def _add(partial: Path, out: Path) -> None:
+    """Gives a file its name unless another one has it, which a rename would replace."""
+    try:
+        out.hardlink_to(partial)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(out):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(out)) from None
+        partial.replace(out)
 
 
 def collect(folder: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlx.errors import ResourceError
+from rlx.errors import ArgumentError, ResourceError
 from rlx.export.convert import convert
+from rlx.export.quantize import quantize
 from rlx.partial_file import collect, into_place
 
 
@@ -45,6 +46,31 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), into_place(tmp_path / "m.gguf"):
         raise KeyboardInterrupt
     assert names(tmp_path) == []
+
+
+def test_a_file_of_another_process_stays(goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that write one name at a time: the first that is done keeps it, also without hard links."""
+    out, source = tmp_path / "m.gguf", goldens / "qwen3" / "model-f16.gguf"
+
+    def meanwhile(what: str, done: int, total: int) -> None:
+        out.write_bytes(b"theirs")
+
+    for links in (True, False):
+        if not links:
+            monkeypatch.setattr(Path, "hardlink_to", no_links)
+        with pytest.raises(ArgumentError, match=r"m\.gguf: the file exists"):
+            quantize(source, out, "Q8_0", progress=meanwhile)
+        assert names(tmp_path) == ["m.gguf"] and out.read_bytes() == b"theirs"
+        out.unlink()
+        quantize(source, out, "Q8_0")
+        assert names(tmp_path) == ["m.gguf"]
+        quantize(source, out, "Q8_0", force=True, progress=meanwhile)
+        assert names(tmp_path) == ["m.gguf"] and out.read_bytes() != b"theirs"
+        out.unlink()
+
+
+def no_links(self: Path, target: Path) -> None:
+    raise PermissionError("no hard links here")
 
 
 @pytest.mark.parametrize("out", ["", ".", "..", "/"])

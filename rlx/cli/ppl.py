@@ -241,7 +241,7 @@ def imatrix(
         ids = ids if windows is None else ids[: windows * window]
         total = len(ids) // window
         found = importance(opened, ids, window, lambda done: bars("reading windows", done, total))
-    nbytes = write_importance(found, out, text=Path(file).name, windows=total, window=window)
+    nbytes = write_importance(found, out, text=Path(file).name, windows=total, window=window, force=force)
     what = f"{counted(len(found), 'tensor')}, {counted(total, 'window')} of {window} tokens"
     click.echo(f"{out}: {what}, {size(nbytes)}")
     click.echo(f"in {time.perf_counter() - start:.1f} s", err=True)

@@ -62,7 +62,7 @@ def init(model: str, output: str | None, force: bool) -> None:
     if path.exists() and not force:
         raise ProfileError("the file is there already", where=path, hint="--force writes over it, -o names another")
     try:
-        with into_place(path) as partial:
+        with into_place(path, replace=force) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise file_error(ProfileError, "the profile cannot be written", error, path, "-o names another file") from error

@@ -212,7 +212,7 @@ def convert(
         if tower is not None and part == ALL:
             _check_output(beside, Path(source), force)
         encoder = opened.enter_context(Quantizer(cache=cache))
-        write = partial(_write, wanted=wanted, encoder=encoder, progress=progress)
+        write = partial(_write, wanted=wanted, encoder=encoder, force=force, progress=progress)
         if part == MMPROJ:
             assert tower is not None
             return replace(write(path, tower), left_out=())
@@ -250,13 +250,13 @@ def _tower(source: str | os.PathLike[str], part: str, opened: ExitStack) -> tupl
 
 
 def _write(
-    path: Path, model: ExportModel, *, wanted: DType | None, encoder: Quantizer, progress: Progress | None
+    path: Path, model: ExportModel, *, wanted: DType | None, encoder: Quantizer, force: bool, progress: Progress | None
 ) -> Written:
     types = [file_dtype(tensor, wanted) for tensor in model.tensors]
     name = "MXFP4" if MXFP4 in types else _most(model.tensors, types) if wanted is None else wanted.name.upper()
     plan = [encoder.planned(t, dtype) for t, dtype in zip(model.tensors, types, strict=True)]
     number = FILE_TYPES[name].ggml if name in FILE_TYPES else _MXFP4_MOE
-    return write_model(path, model, plan, name, number, progress)
+    return write_model(path, model, plan, name, number, force=force, progress=progress)
 
 
 def open_checkpoint(source: str | os.PathLike[str]) -> ExportModel:

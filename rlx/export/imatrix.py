@@ -21,19 +21,21 @@ KIND = "imatrix"
 
 
 def write_importance(
-    importance: Importance, out: str | os.PathLike[str], *, text: str, windows: int, window: int
+    importance: Importance, out: str | os.PathLike[str], *, text: str, windows: int, window: int, force: bool
 ) -> int:
     """Writes a file in that form.
 
     Args:
-        out: replaced if it exists; see `check_output`. It is created only when it is complete.
+        out: the file; see `check_output`. It is created only when it is complete.
         text: the name of the text.
         windows, window: how many windows of the text there were, and the tokens of each.
+        force: replaces `out` if it exists.
 
     Returns:
         The file's size in bytes.
 
     Raises:
+        ArgumentError: `out` exists, and `force` is not set.
         OutputError, ResourceError: the file cannot be written, or the disk is full.
     """
     from gguf import GGUFValueType as Kind
@@ -45,7 +47,7 @@ def write_importance(
         f"{KIND}.chunk_size": (window, Kind.UINT32),
     }
     model = ExportModel(Path(out), KIND, metadata, (), (), lambda: None)
-    return write_gguf(Path(out), model, list(_tensors(importance)), F32.ggml or 0)
+    return write_gguf(Path(out), model, list(_tensors(importance)), F32.ggml or 0, force=force)
 
 
 def _tensors(importance: Importance) -> Iterator[Planned]:

@@ -230,9 +230,13 @@ def check_output(out: Path, source: Path, *, force: bool) -> None:
     if out.exists() and not out.is_file():
         raise ArgumentError("this is no regular file", where=out)
     if out.exists() and not force:
-        raise ArgumentError("the file exists", where=out, hint="Give another name, or force=True.")
+        raise _exists(out)
     if not out.parent.is_dir():
         raise ArgumentError("there is no such folder", where=out.parent, hint="Make it first.")
+
+
+def _exists(out: Path) -> ArgumentError:
+    return ArgumentError("the file exists", where=out, hint="Give another name, or force=True.")
 
 
 def _is_read(out: Path, source: Path) -> bool:
@@ -248,7 +252,14 @@ def _is_read(out: Path, source: Path) -> bool:
 
 
 def write_model(
-    out: Path, model: ExportModel, plan: Sequence[Planned], name: str, file_type: int, progress: Progress | None = None
+    out: Path,
+    model: ExportModel,
+    plan: Sequence[Planned],
+    name: str,
+    file_type: int,
+    *,
+    force: bool,
+    progress: Progress | None = None,
 ) -> Written:
     """Writes all tensors of a model, with arguments and errors as of `write_gguf`.
 
@@ -256,28 +267,36 @@ def write_model(
         plan: one for each of its tensors, in their order.
         name: of the file type.
     """
-    nbytes = write_gguf(out, model, plan, file_type, progress)
+    nbytes = write_gguf(out, model, plan, file_type, force=force, progress=progress)
     tensors = tuple((t.name, t.dtype, planned.dtype) for t, planned in zip(model.tensors, plan, strict=True))
     return Written(out, model.arch, name, nbytes, tensors, model.left_out, sum(prod(t.shape) for t in model.tensors))
 
 
 def write_gguf(
-    out: Path, model: ExportModel, plan: Sequence[Planned], file_type: int, progress: Progress | None = None
+    out: Path,
+    model: ExportModel,
+    plan: Sequence[Planned],
+    file_type: int,
+    *,
+    force: bool,
+    progress: Progress | None = None,
 ) -> int:
     """Writes the file under another name beside `out` and renames it when it is whole. An error leaves nothing behind.
 
     What killed processes left in that folder is removed first.
 
     Args:
-        out: replaced if it exists; see `check_output`.
+        out: the file; see `check_output`.
         model: its metadata is written, with the file type and the version of the block formats.
         plan: the tensors in their order in the file.
         file_type: `general.file_type`, a `gguf.LlamaFileType`.
+        force: replaces `out` if it exists, also one that somebody wrote meanwhile.
 
     Returns:
         The file's size in bytes.
 
     Raises:
+        ArgumentError: `out` exists, and `force` is not set.
         ResourceError: the disk has no room for it, or the system refuses memory or a file descriptor.
         OutputError: the file cannot be written.
         ModelFileError: two tensors have one name, a name is too long, or the pieces of a tensor are not its size.
@@ -285,7 +304,7 @@ def write_gguf(
     _check_names(plan, out)
     total = sum(tensor.nbytes for tensor in plan)
     _check_space(out.parent, sum(_padded(tensor.nbytes) for tensor in plan))
-    with _named_errors(out), into_place(out) as partial:
+    with _named_errors(out), into_place(out, replace=force) as partial:
         writer = _start(partial, model.arch, model.metadata, plan, file_type)
         try:
             _write_tensors(_file(writer), plan, total, progress)
@@ -316,6 +335,8 @@ def _named_errors(out: Path) -> Iterator[None]:
     try:
         with named_refusals(out):
             yield
+    except FileExistsError as error:
+        raise _exists(out) from error
     except OSError as error:
         if error.errno in (None, errno.EPIPE):  # of the progress callback, not of a file
             raise

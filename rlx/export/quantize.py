@@ -263,7 +263,7 @@ def quantize(
         with Quantizer(threads, cache) as quantizer:
             pairs = zip(model.tensors, types, strict=True)
             plan = [quantizer.planned(t, dtype, weights.get(t.name)) for t, dtype in pairs]
-            done = write_model(path, model, plan, chosen.name, chosen.ggml, progress)
+            done = write_model(path, model, plan, chosen.name, chosen.ggml, force=force, progress=progress)
     return replace(done, weighed=len(weights))
 
 
