@@ -17,7 +17,7 @@ from rlx.cli.main import cli
 from rlx.compiler import profiling
 from rlx.compiler.profiling import Limit, OpTime, measure_step
 from rlx.engine.engine import Engine
-from rlx.engine.programs.reporting import profile_step
+from rlx.engine.programs.reporting import batch_steps, profile_step
 
 PEAKS = {"int8": 800.0, "amx-int8": 2000.0, "bf16-dots": 400.0, "amx-bf16": 1000.0, "bf16": 1000.0, "f32": 200.0}
 
@@ -48,6 +48,26 @@ def test_operations_are_those_of_the_activations_type(demo_model: Path) -> None:
     assert linears["int8"] > 1_000_000 and linears["bf16"] == 0
     bf16 = target.has_bf16_dots and not target.has_bf16_tiles
     assert found["attention"].operations.keys() == {"bf16" if bf16 else "f32"}
+
+
+def test_steps_alone_and_in_a_run_are_of_the_same_depths(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine.open(demo_model, threads=1, max_seq=96)
+    alone, in_run = list[int](), list[tuple[int, int]]()
+    compute, run = engine.compute, engine.run
+    monkeypatch.setattr(
+        engine, "compute", lambda segments: (alone.append(len(segments[0].sequence)), compute(segments))[1]
+    )
+    monkeypatch.setattr(
+        engine, "run", lambda rows: (in_run.append((len(rows[0].sequence), rows[0].count)), run(rows))[1]
+    )
+    alone.clear()
+    steps = list(batch_steps(engine, [1, 3], 16))
+    engine.close()
+    assert [step.in_run is not None for step in steps] == [True, True]
+    alone = [depth for depth in alone if depth >= 16]  # the first step reads the prompt
+    first = alone[: len(alone) // 2]
+    assert alone == first * 2 and first == list(range(16, 16 + len(first)))
+    assert in_run == [(16, len(first) - 2)] * 2  # two steps more warm up
 
 
 def test_bench_names_the_limit_of_every_kernel(demo_model: Path) -> None:

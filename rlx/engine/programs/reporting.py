@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,7 @@ from rlx.sampling.choice import LIKELIEST
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
+    from rlx.engine.kv.snapshot import Snapshot
 
 #: The order of programs in a report: what one token costs comes first.
 _ORDER = ("decode", "greedy", "prefill", "batch")
@@ -226,7 +227,7 @@ def _run_again(program: Program, extents: Mapping[str, int]) -> float:
 
 STEPS = 8  # a third of the steps of a measurement
 MOST_SEQUENCES = 64  # of a batch that a report measures
-ROOM = 5 * STEPS + 2  # positions that a measurement takes after the depth
+ROOM = 3 * STEPS + 2  # positions that a measurement takes after the depth
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,8 @@ class BatchStep:
         rows: number of sequences.
         depth: tokens of each before the first step.
         seconds: of a step and of the choice of its tokens, as an engine's loop sees them.
-        in_run: of a step that takes the tokens of the one before, see `Engine.run`; None where there are no runs.
+        in_run: of a step at the same depths that takes the tokens of the one before, see `Engine.run`; None where there
+            are no runs.
         choice: of that the choice of tokens.
         between: of that what is neither native code nor the choice.
         waking: of the native code what passes before its first region and after its last one.
@@ -270,14 +272,24 @@ def batch_steps(engine: Engine, rows: Sequence[int], depth: int) -> Iterator[Bat
     snapshot = engine.snapshot_of(first)
     first.discard()
     for count in rows:
-        sequences: list[Cached] = []
-        try:
-            for _ in range(count):
-                sequences.append(engine.restored(snapshot))
-            yield _measured(engine, sequences, depth)
-        finally:
-            for sequence in sequences:
-                sequence.discard()
+        ids = [(7907 * i) % engine.config.vocab_size for i in range(count)]
+        with _restored(engine, snapshot, count) as sequences:
+            step = _measured(engine, sequences, list(ids), depth)
+        with _restored(engine, snapshot, count) as sequences:
+            yield replace(step, in_run=_in_run(engine, sequences, ids))
+
+
+@contextmanager
+def _restored(engine: Engine, snapshot: Snapshot, count: int) -> Iterator[list[Cached]]:
+    """So many sequences that go on from a snapshot, each with a cache of its own."""
+    sequences: list[Cached] = []
+    try:
+        for _ in range(count):
+            sequences.append(engine.restored(snapshot))
+        yield sequences
+    finally:
+        for sequence in sequences:
+            sequence.discard()
 
 
 def batch_spec(engine: Engine, rows: int, past: int) -> ProgramSpec:
@@ -294,9 +306,9 @@ class _Native(Observer):
         self.seconds = seconds
 
 
-def _measured(engine: Engine, sequences: list[Cached], depth: int) -> BatchStep:
+def _measured(engine: Engine, sequences: list[Cached], ids: list[int], depth: int) -> BatchStep:
+    """Steps that append ids, and then what they choose, but not those of a run."""
     rows, parts, native = len(sequences), list[tuple[float, float, float]](), _Native()
-    ids = [(7907 * i) % engine.config.vocab_size for i in range(rows)]
 
     def run() -> float:
         start = time.perf_counter()
@@ -319,13 +331,12 @@ def _measured(engine: Engine, sequences: list[Cached], depth: int) -> BatchStep:
     waits = np.array([[each or 0.0 for each in worker] for worker in times.waits]).mean(0)
     kinds = op_times(program, graph, extents, np.array(times.regions), waits, np.array(times.prologues))
     waking, uneven = called - times.native, times.native - sum(times.regions)
-    in_run = _in_run(engine, sequences, ids)
-    return BatchStep(rows, depth, times.seconds, in_run, choice, between, waking, uneven, kinds, times)
+    return BatchStep(rows, depth, times.seconds, None, choice, between, waking, uneven, kinds, times)
 
 
 def _in_run(engine: Engine, sequences: list[Cached], ids: Sequence[int]) -> float | None:
-    """Seconds of a step of a run, the mean of all but the first ones; the sequences grow by `2 * STEPS` meanwhile."""
-    rows = [RunRow(s, token, 2 * STEPS) for s, token in zip(sequences, ids, strict=True)]
+    """Seconds of a step of a run, the mean of all but the first ones; the sequences grow by `3 * STEPS` meanwhile."""
+    rows = [RunRow(s, token, 3 * STEPS) for s, token in zip(sequences, ids, strict=True)]
     if (run := engine.run(rows)) is None:
         return None
     run.take(2)
