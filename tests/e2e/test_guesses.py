@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx import ops
+from rlx import dtypes, ops
 from rlx.errors import ArgumentError, GraphError, RlxError, ShapeError
 
 RNG = np.random.default_rng(0)
@@ -167,3 +167,14 @@ def test_calls_that_do_not_fit_are_named() -> None:
         ]:
             with pytest.raises(ArgumentError, match=message):
                 call()
+
+
+def test_bf16_weights_come_in_pairs_and_others_do_not() -> None:
+    for dtype in (dtypes.F16, dtypes.F32, dtypes.BF16):
+        graph = rlx.Graph("odd")
+        graph.output("y", graph.input("x", [rlx.SEQ, 33]) @ graph.weight("w", [16, 33], dtype).T)
+        if dtype is dtypes.BF16:
+            with pytest.raises(ShapeError, match=r"bf16 weight has rows of 33 numbers.*Take F16 or F32"):
+                rlx.compile(graph)
+        else:
+            rlx.compile(graph)

@@ -570,7 +570,9 @@ def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_
     if gated not in (None, *GATES):
         raise CompileError(f"unknown gate {gated!r}", hint=f"Gates: {', '.join(GATES)}.")
     if k <= 0 or k % PACKINGS[dtype].superblock:
-        raise ShapeError(f"k = {k} is no multiple of the {PACKINGS[dtype].superblock} elements a superblock of {dtype}")
+        what = f"a {dtype} weight has rows of {k} numbers, which is no multiple of {PACKINGS[dtype].superblock}"
+        hint = "Take F16 or F32, which may have any number; or add a zero to each row, and to the inputs."
+        raise ShapeError(what, hint=hint)
     if act == "bf16" and k % 2:
         raise ShapeError(f"k = {k} is odd: bf16 activations are taken in pairs")
 
