@@ -96,7 +96,7 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield partial(gather.overlay_rows, width)
     yield gather.relabel
     yield from (partial(make, width) for make in (reduce.argmax, reduce.pick))
-    yield from (partial(make, width) for make in (copy.copy_rows, copy.last_row, copy.take_rows))
+    yield from (partial(make, width) for make in (copy.last_row, copy.take_rows))
     yield choose.choose
     yield from (partial(reduce.top_k, 128, 8), partial(reduce.top_k, 256, 8, 8, 4), partial(softmax.softmax, width))
     yield from (partial(gather.take, width, 8, shared=shared) for shared in both)

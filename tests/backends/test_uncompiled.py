@@ -45,7 +45,7 @@ def test_tokens_and_logits_are_those_of_compiled_programs(monkeypatch: pytest.Mo
 
 def test_a_debugger_sees_the_values_of_a_kernel(uncompiled: None, demo_model: Path) -> None:
     """At a breakpoint in the first norm of a model, x holds the rows of the embedding table that the file has."""
-    lines, start = inspect.getsourcelines(norm._rms_norm)
+    lines, start = inspect.getsourcelines(norm.norm_rows)
     line = start + next(i for i, text in enumerate(lines) if "src = row * WIDTH" in text)
     seen: list[tuple[int, np.ndarray]] = []
 

@@ -56,7 +56,9 @@ def test_a_planted_wrong_kernel_is_named(verifies: None, goldens: Path, monkeypa
     with opened(goldens, "llama", precision="exact", cache=CompileCache(policy="off")) as runner:
         runner.prefill_logits(PROMPT)
         monkeypatch.setitem(select.KERNELS, "rms_norm", wrong_norm(rows=1))
-        with pytest.raises(VerificationError, match=r"kernel rms_norm_\w+, of program llama/decode: %\S*norm"):
+        with pytest.raises(
+            VerificationError, match=r"rms_norm, kernel norm_weighted_\w+, of program llama/decode: %\S*norm"
+        ):
             runner.decode_logits(3)
         with pytest.raises(VerificationError, match="rms_norm"):
             runner.generate(PROMPT, 4)  # the native loop of many tokens would not look

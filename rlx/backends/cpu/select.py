@@ -198,7 +198,7 @@ def _attention(n: Node, target: Target, columns: int = 0) -> Call:
         extents = (*extents, n.inputs[-1].shape[0]) if columns else extents
         call = _attention_of_a_row(n, kernel, shape, options["split"], extents)
         return replace(call, reads_past=True, joins=together if columns else 1)
-    units = Units(q.shape[0], shape_kernels.row_tile(*shape, bf16=n["bf16"]), static(k, 0))
+    units = Units(q.shape[0], shape_kernels.row_tile(*shape[:2], bf16=n["bf16"]), static(k, 0))
     in_bf16 = bf16.TiledAttention if target.has_bf16_tiles else bf16.DottedAttention
     writer = in_bf16 if n["bf16"] else None
     return _call(n, attention.attention(*shape, target, writer=writer, **options), units, *extents)

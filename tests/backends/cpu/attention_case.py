@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention.attention import attention
 from rlx.backends.cpu.kernels.attention.bf16 import DottedAttention, RoundedAttention, TiledAttention
-from rlx.backends.cpu.kernels.attention.shape import units
+from rlx.backends.cpu.kernels.attention.shape import row_tile
 from rlx.backends.cpu.kernels.attention.split import scratch_bytes
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtypes import BF16, F16, F32, DType
@@ -25,6 +25,11 @@ Array = NDArray[Any]
 #: Ceiling of |out - float64| / (largest |v| * (1 + largest |score|)): an error of a score is one of its weight. Where
 #: products are of bf16 all factors have eight bits.
 ATTENTION_ERROR, ROUNDED_ERROR = 5e-7, 2.0**-8
+
+
+def units(seq: int, heads: int, kv_heads: int, rows: int | None = None, *, bf16: bool = False) -> int:
+    """Number of work units of a call of `seq` rows."""
+    return -(-seq // row_tile(heads, kv_heads, rows, bf16=bf16)) * kv_heads
 
 
 class Way(NamedTuple):
@@ -99,7 +104,7 @@ class Case:
         how, rows, group = options.get("split"), options.get("rows_static"), self.shape[0] // self.shape[1]
         options |= {"paged": self.pages is not None, "sinks": self.sinks is not None}
         kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, **options)
-        count = units(seq, *self.shape, rows, bf16=bf16 or self.writer is not None)
+        count = units(seq, *self.shape[:2], rows, bf16=bf16 or self.writer is not None)
         scratch = None
         if how and rows:
             count = self.shape[1] * how.parts

@@ -55,7 +55,6 @@ MADE: dict[str, Callable[[], Kernel]] = {
     "argmax": lambda: reduce.argmax(100),
     "top_k": lambda: reduce.top_k(100, 5),
     "sum": lambda: reduce.row_reduce(100, "sum"),
-    "copy_rows": lambda: copy.copy_rows(7),
     "last_row": lambda: copy.last_row(7),
     **{f"embedding_{t}": partial(embedding.embedding, t, 256) for t in PACKED_DTYPES},
     **{f"pack_{t}": partial(pack.pack, t) for t in PACKED_DTYPES},

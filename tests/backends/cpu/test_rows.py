@@ -14,7 +14,6 @@ from levels import LEVELS, name
 from native import Array
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.rows.copy import copy_rows
 from rlx.backends.cpu.kernels.rows.elementwise import elementwise
 from rlx.backends.cpu.kernels.rows.gather import take
 from rlx.backends.cpu.kernels.rows.mix import CHUNK, chunks, mix
@@ -160,7 +159,6 @@ def copies() -> Iterator[Case]:
     x[2, 3], ids[2, 1], ids[4, :2] = np.nan, 3, [0, 59]
     yield Case("take", lambda _: take(60, 7), x, ids)
     yield Case("take", lambda _: take(60, 7, shared=True), x[2].copy(), ids)
-    yield Case("", lambda _: copy_rows(60), x)
 
 
 def machine_copies() -> Iterator[Case]:

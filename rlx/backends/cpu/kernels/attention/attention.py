@@ -33,6 +33,7 @@ for one row, or one row each of several sequences, and `bf16.py` has bf16 produc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from typing import ClassVar
@@ -272,21 +273,33 @@ class AttentionWriter:
         e = self.e
         places = [e.at(base, (query, 64)) for base in (self.scratch.largest, self.scratch.shrink, self.scratch.total)]
         before, total = (e.load(F32X16, place, 64) for place in places[::2])
+        largest, weigh = self._largest_and_weights(unit, chunks, query, before)
+        shrink = vmath.exp_of_negative(e, e.b.fsub(before, largest))
+        with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
+            chunk = self.positions.chunk(unit, chunks, slot.i)
+            weights = weigh(self.scratch.load_scores(chunk, query))
+            self._keep_weights(weights, chunk, query)
+            slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
+        for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):
+            e.store(value, place, 64)
+
+    def _largest_and_weights(
+        self, unit: Unit, chunks: Chunks, query: ir.Value, before: ir.Value
+    ) -> tuple[ir.Value, Callable[[list[ir.Value]], list[ir.Value]]]:
+        """Leaves a query's scores in scratch memory; the largest of these and those before, and what weighs some."""
+        e = self.e
         with e.loop(0, chunks.count, 1, [before]) as slot:
             chunk = self.positions.chunk(unit, chunks, slot.i)
             scores = self.mask.scores(unit, chunk, query)
             self.scratch.store_scores(scores, chunk, query)
             slot.values = [e.max(self._largest(scores), slot.values[0])]
         largest = e.reduce_max(slot.results[0])
-        shrink = vmath.exp_of_negative(e, e.b.fsub(before, largest))
-        with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
-            chunk = self.positions.chunk(unit, chunks, slot.i)
-            powers = [e.b.fsub(score, largest) for score in self.scratch.load_scores(chunk, query)]
-            weights = [vmath.exp_of_negative(e, power) for power in powers]
-            self._keep_weights(weights, chunk, query)
-            slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
-        for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):
-            e.store(value, place, 64)
+
+        def weights(scores: list[ir.Value]) -> list[ir.Value]:
+            powers = [e.b.fsub(score, largest) for score in scores]
+            return [vmath.exp_of_negative(e, power) for power in powers]
+
+        return largest, weights
 
     def _largest(self, scores: list[ir.Value]) -> ir.Value:
         """The lanewise maximum of a chunk's scores."""

@@ -24,8 +24,7 @@ multiplied in groups of `together`. Unused places of the last group hold arbitra
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from llvmlite import ir
@@ -132,13 +131,13 @@ class RoundedAttention(AttentionWriter):
         """Adds the weighted values of the chunks to the mixes of `together` queries, from `query` on."""
         raise NotImplementedError
 
-    def _weigh(self, unit: Unit, chunks: Chunks, query: ir.Value) -> None:
+    def _largest_and_weights(
+        self, unit: Unit, chunks: Chunks, query: ir.Value, before: ir.Value
+    ) -> tuple[ir.Value, Callable[[list[ir.Value]], list[ir.Value]]]:
         """As for f32, but with a polynomial for weights that are rounded, and without a pass that scales the scores."""
         e, shape = self.e, self.shape
         plain = shape.softcap is None and shape.bias is None and shape.scale > 0
         factor = shape.scale if plain else 1.0  # of the scores in scratch memory
-        places = [e.at(base, (query, 64)) for base in (self.scratch.largest, self.scratch.shrink, self.scratch.total)]
-        before, total = (e.load(F32X16, place, 64) for place in places[::2])
         with e.loop(0, chunks.count, 1, [e.f32(float("-inf"))]) as slot:
             chunk = self.positions.chunk(unit, chunks, slot.i)
             if plain:
@@ -147,16 +146,13 @@ class RoundedAttention(AttentionWriter):
                 self.scratch.store_scores(self.mask.scores(unit, chunk, query), chunk, query)
             slot.values = [e.max(self._largest(self.scratch.load_scores(chunk, query)), slot.values[0])]
         largest = e.max(e.b.fmul(e.reduce_max(slot.results[0]), e.f32(factor)), before)
-        shrink = vmath.exp_of_negative(e, e.b.fsub(before, largest))
         offset = e.b.fmul(largest, e.f32(-_LOG2_E))
-        with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
-            chunk = self.positions.chunk(unit, chunks, slot.i)
-            powers = [e.fma(s, e.f32(factor * _LOG2_E), offset) for s in self.scratch.load_scores(chunk, query)]
-            weights = [vmath.exp2_of_few_bits(e, power) for power in powers]
-            self._keep_weights(weights, chunk, query)
-            slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
-        for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):
-            e.store(value, place, 64)
+
+        def weights(scores: list[ir.Value]) -> list[ir.Value]:
+            powers = [e.fma(score, e.f32(factor * _LOG2_E), offset) for score in scores]
+            return [vmath.exp2_of_few_bits(e, power) for power in powers]
+
+        return largest, weights
 
     def _keep_weights(self, weights: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
         for i in range(0, KEY_TILES, 2):

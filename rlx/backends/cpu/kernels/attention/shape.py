@@ -17,17 +17,10 @@ _QUERIES = 32  # approximate number of queries (rows times heads of a group) of 
 _BF16_QUERIES = 128  # the same with bf16 products: more, because queries share the conversion of keys and values
 
 
-def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, bf16: bool = False) -> int:
+def row_tile(heads: int, kv_heads: int, rows_static: int | None = None, *, bf16: bool = False) -> int:
     """Rows of a unit. There are ceil(seq / row_tile) * kv_heads units."""
     most = max(1, (_BF16_QUERIES if bf16 else _QUERIES) // (heads // kv_heads))
     return most if rows_static is None else min(most, rows_static)
-
-
-def units(
-    seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, bf16: bool = False
-) -> int:
-    """Number of work units for `seq` rows."""
-    return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static, bf16=bf16)) * kv_heads
 
 
 def joined(heads: int, kv_heads: int) -> int:
@@ -68,7 +61,7 @@ class Shape:
 
     @property
     def row_tile(self) -> int:
-        return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static, bf16=self.bf16)
+        return row_tile(self.heads, self.kv_heads, self.rows_static, bf16=self.bf16)
 
     @property
     def shared(self) -> bool:

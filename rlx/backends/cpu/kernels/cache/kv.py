@@ -12,23 +12,21 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.cache.kv_blocks import QUANTIZED, block_holes, put_head
+from rlx.backends.cpu.kernels.cache.kv_blocks import PLACE, QUANTIZED, block_holes, put_head
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
 from rlx.scalars import HOLE, Helper, Ptr, f32_to_bf16, f32_to_f16, keep_f32
 
-#: Holes: number of heads, elements of a head, elements from one row of x to the next.
+#: Holes besides `PLACE` of `kv_blocks.py`: number of heads, elements of a head.
 HEADS: int = HOLE
 HEAD_DIM: int = HOLE
-X_STRIDE: int = HOLE
 #: Stride in the cache from one element of a head to the next, in elements: 1 in rows, 16 in tiles. `STORE` converts to
 #: the stored type.
 SPREAD: int = HOLE
 STORE: Helper = HOLE
-#: `PLACE(position, ctx)` is the index of a position in a cache of ctx positions. `SOURCE(row, head, rows)` is the
-#: number of a row's head in plain values.
-PLACE: Helper = HOLE
+#: `PUT` is `put_head`, or `put_numbers`. `SOURCE(row, head, rows)` is the number of a row's head in plain values.
+PUT: Helper = HOLE
 SOURCE: Helper = HOLE
 
 EXTENTS = ("past", "ctx")
@@ -43,7 +41,6 @@ def kv_write(
     layout: str = "rows",
     *,
     wrap: bool = False,
-    x_stride: int | None = None,
 ) -> Kernel:
     """A kernel that writes x f32[seq, heads, head_dim] to the cache, row r at position past + r.
 
@@ -53,17 +50,15 @@ def kv_write(
         kv_dtype: type of the cache: f32, f16, bf16, q8_0 or q4_0.
         layout: `rows` or `k_tiles`.
         wrap: positions are taken modulo ctx; a call has at most ctx rows.
-        x_stride: elements from one row of x to the next, if x is a slice of wider rows.
 
     Raises:
         ArgumentError: the type or the layout is not supported.
         ShapeError: the block size of the type does not divide the head.
     """
     dtype = cache_dtype(kv_dtype)
-    holes: dict[str, Any] = {"HEADS": heads, "X_STRIDE": x_stride or heads * head_dim, "HEAD_DIM": head_dim}
-    template = _kv_write_blocks if dtype in QUANTIZED else _kv_write
-    holes |= cache_holes(dtype, head_dim, layout, wrap)
-    return loop_kernel(template, holes, [("x", F32), ("cache", dtype)], EXTENTS)
+    holes: dict[str, Any] = {"HEADS": heads, "HEAD_DIM": head_dim}
+    holes |= {"PUT": put_head if dtype in QUANTIZED else put_numbers, **cache_holes(dtype, head_dim, layout, wrap)}
+    return loop_kernel(_kv_write, holes, [("x", F32), ("cache", dtype)], EXTENTS)
 
 
 def as_cache(heads: int, head_dim: int, dtype: str | DType, layout: str, order: str) -> Kernel:
@@ -125,14 +120,17 @@ def cache_offset(head: int, position: int, ctx: int) -> int:
     return (head * ctx + place - inside) * HEAD_DIM + inside
 
 
+def put_numbers(x: Ptr, src: int, cache: Ptr, head: int, position: int, ctx: int) -> None:
+    """As `put_head`, for a cache of numbers."""
+    dst = cache_offset(head, position, ctx)
+    for i in range(HEAD_DIM):
+        cache[dst + i * SPREAD] = STORE(x[src + i])
+
+
 def _kv_write(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
     for unit in range(begin, end):
         row = unit // HEADS
-        head = unit - row * HEADS
-        src = row * X_STRIDE + head * HEAD_DIM
-        dst = cache_offset(head, past + row, ctx)
-        for i in range(HEAD_DIM):
-            cache[dst + i * SPREAD] = STORE(x[src + i])
+        PUT(x, unit * HEAD_DIM, cache, unit - row * HEADS, past + row, ctx)
 
 
 def rows_first(row: int, head: int, rows: int) -> int:
@@ -150,14 +148,4 @@ def _as_cache(x: Ptr, cache: Ptr, rows: int, ctx: int, begin: int, end: int) -> 
     for unit in range(begin, end):
         row = unit // HEADS
         head = unit - row * HEADS
-        src = SOURCE(row, head, rows) * HEAD_DIM
-        dst = cache_offset(head, row, ctx)
-        for i in range(HEAD_DIM):
-            cache[dst + i * SPREAD] = STORE(x[src + i])
-
-
-def _kv_write_blocks(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
-    for unit in range(begin, end):
-        row = unit // HEADS
-        head = unit - row * HEADS
-        put_head(x, row * X_STRIDE + head * HEAD_DIM, cache, head, past + row, ctx)
+        put_numbers(x, SOURCE(row, head, rows) * HEAD_DIM, cache, head, row, ctx)

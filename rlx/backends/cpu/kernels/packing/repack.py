@@ -43,16 +43,20 @@ def repack_f16(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> 
     repack_half(raw, at, out, to + row * 2, keep)
 
 
+def repack_bytes(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar, flips: Scalar) -> None:
+    """32 elements of a byte each, whose bits are flipped where those of `flips` are set."""
+    for g in range(8):
+        store_u32(out, to + g * 64 + row * 4, u32(word(raw, at + g * 4, keep) ^ flips))
+
+
 def repack_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     repack_half(raw, at, out, to + row * 2, keep)
-    for g in range(8):
-        store_u32(out, to + 32 + g * 64 + row * 4, u32(word(raw, at + 2 + g * 4, keep) ^ u32(0x80808080)))
+    repack_bytes(raw, at + 2, out, to + 32, row, keep, u32(0x80808080))
 
 
 def repack_q8_0_signed(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     repack_half(raw, at, out, to + row * 2, keep)
-    for g in range(8):
-        store_u32(out, to + 32 + g * 64 + row * 4, word(raw, at + 2 + g * 4, keep))
+    repack_bytes(raw, at + 2, out, to + 32, row, keep, u32(0))
 
 
 def repack_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
@@ -277,5 +281,4 @@ def repack_nvfp4(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -
 
 def repack_f8_e4m3(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     store_u32(out, to + row * 4, word(raw, at, keep))
-    for g in range(8):
-        store_u32(out, to + 64 + g * 64 + row * 4, word(raw, at + 4 + g * 4, keep))
+    repack_bytes(raw, at + 4, out, to + 64, row, keep, u32(0))

@@ -1,4 +1,4 @@
-"""Copies f32 rows unchanged: all, the last one, or chosen ones."""
+"""Copies f32 rows unchanged: the last one, or chosen ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from rlx.scalars import HOLE, Ptr
 WIDTH: int = HOLE
 
 
-def copy_rows(width: int) -> Kernel:
-    """f32[rows, width] -> f32[rows, width]. Buffers x, out; a unit is a row."""
-    return loop_kernel(_copy_rows, {"WIDTH": width}, [("x", F32), ("out", F32)])
-
-
 def last_row(width: int) -> Kernel:
     """f32[seq, width] -> f32[1, width], the last row. Buffers x, out; extent seq; one unit."""
     return loop_kernel(_last_row, {"WIDTH": width}, [("x", F32), ("out", F32)], ("seq",))
@@ -24,11 +19,6 @@ def last_row(width: int) -> Kernel:
 def take_rows(width: int) -> Kernel:
     """f32[n, width], rows i32[m] -> f32[m, width]. Buffers x, rows, out; a unit is a row of the result."""
     return loop_kernel(_take_rows, {"WIDTH": width}, [("x", F32), ("rows", I32), ("out", F32)])
-
-
-def _copy_rows(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for i in range(begin * WIDTH, end * WIDTH):
-        out[i] = x[i]
 
 
 def _last_row(x: Ptr, out: Ptr, seq: int, begin: int, end: int) -> None:

@@ -15,26 +15,28 @@ from typing import Any
 
 from rlx.backends.cpu import grids
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.packing.pack import REPACK
-from rlx.backends.cpu.kernels.rows.embedding import packed_row, value_holes
+from rlx.backends.cpu.kernels.packing.pack import FILE_BYTES, MOVE, REPACK
+from rlx.backends.cpu.kernels.rows.embedding import (
+    SUPERBLOCK,
+    SUPERBLOCKS,
+    VALUES,
+    WIDTH,
+    packed_row,
+    value_holes,
+)
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32, I32, U8, DType
 from rlx.scalars import HOLE, Helper, Ptr, i64, stack_memory, u32
 
-#: Holes: elements of a row, bytes of a row in the file, superblocks of a row, elements and file bytes of a superblock.
-WIDTH: int = HOLE
+#: Holes besides those of `embedding.py` and `pack.py`: bytes of a row in the file, pieces of a row, superblocks of a
+#: piece.
 ROW_BYTES: int = HOLE
-SUPERBLOCKS: int = HOLE
-SUPERBLOCK: int = HOLE
-FILE_BYTES: int = HOLE
-#: Pieces of a row, superblocks of a piece.
 PIECES: int = HOLE
 PIECE: int = HOLE
-#: `SCRATCH()` returns memory for a packed superblock. `MOVE` is that of `pack.py`, `VALUES` that of `embedding.py`.
+#: `READ(table, at, out, to)` writes the values of a superblock of the file. `SCRATCH()` is memory for a packed one.
+READ: Helper = HOLE
 SCRATCH: Helper = HOLE
-MOVE: Helper = HOLE
-VALUES: Helper = HOLE
 
 #: Fewest elements of a piece.
 _LEAST = 1024
@@ -67,29 +69,28 @@ def lookup(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
     holes |= {"ROW_BYTES": dtype.row_bytes(width), "PIECES": pieces(dtype, width), "PIECE": _piece(dtype, count)}
     holes |= {**value_holes(dtype), "SUPERBLOCK": packing.superblock, "SCALE": float(scale)}
     if dtype.is_quantized:
-        holes |= {"MOVE": REPACK[dtype], "SCRATCH": stack_memory("u8", packing.nbytes)}
-    params = [("table", U8), ("ids", I32), ("out", F32)]
-    kernel = loop_kernel(_lookup if dtype.is_quantized else _lookup_numbers, holes, params)
+        holes |= {"READ": read_packed, "MOVE": REPACK[dtype], "SCRATCH": stack_memory("u8", packing.nbytes)}
+    else:
+        holes |= {"READ": read_numbers}
+    kernel = loop_kernel(_lookup, holes, [("table", U8), ("ids", I32), ("out", F32)])
     return replace(kernel, llvm=grids.define(kernel.llvm))
 
 
-def _lookup(table: Ptr, ids: Ptr, out: Ptr, begin: int, end: int) -> None:
+def read_packed(table: Ptr, at: int, out: Ptr, to: int) -> None:
     scratch = SCRATCH()
+    MOVE(table, at, scratch, 0, 0, u32(0xFFFFFFFF))
+    VALUES(scratch, 0, 0, out, to)
+
+
+def read_numbers(table: Ptr, at: int, out: Ptr, to: int) -> None:
+    VALUES(table, at, 0, out, to)
+
+
+def _lookup(table: Ptr, ids: Ptr, out: Ptr, begin: int, end: int) -> None:
     for unit in range(begin, end):
         row = unit // PIECES
         at = i64(ids[row]) * ROW_BYTES
         first = unit % PIECES * PIECE
         stop = first + PIECE if first + PIECE < SUPERBLOCKS else SUPERBLOCKS
         for s in range(first, stop):
-            MOVE(table, at + s * FILE_BYTES, scratch, 0, 0, u32(0xFFFFFFFF))
-            VALUES(scratch, 0, 0, out, row * WIDTH + s * SUPERBLOCK)
-
-
-def _lookup_numbers(table: Ptr, ids: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for unit in range(begin, end):
-        row = unit // PIECES
-        at = i64(ids[row]) * ROW_BYTES
-        first = unit % PIECES * PIECE
-        stop = first + PIECE if first + PIECE < SUPERBLOCKS else SUPERBLOCKS
-        for s in range(first, stop):
-            VALUES(table, at + s * FILE_BYTES, 0, out, row * WIDTH + s * SUPERBLOCK)
+            READ(table, at + s * FILE_BYTES, out, row * WIDTH + s * SUPERBLOCK)

@@ -12,17 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.rows.quantize import row_holes
+from rlx.backends.cpu.kernels.rows.quantize import PREPARE, ROW_SIZE, WIDTH, row_holes
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import ACTIVATIONS, F32
 from rlx.scalars import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, f32, fastmath, sqrt
 
-#: Holes: elements of a row, the epsilon; `VALUE`, `ROW_SIZE` and `PREPARE` are those of `quantize.py`.
-WIDTH: int = HOLE
+#: Holes besides those of `quantize.py`: the epsilon, and `MEAN(x, src, width)`, which is subtracted.
 EPS: float = HOLE
-VALUE: Helper = HOLE
-ROW_SIZE: int = HOLE
-PREPARE: Helper = HOLE
+MEAN: Helper = HOLE
 
 
 def rms_norm(width: int, eps: float, *, out: str = "f32", weighted: bool = True) -> Kernel:
@@ -38,8 +35,7 @@ def rms_norm(width: int, eps: float, *, out: str = "f32", weighted: bool = True)
         ArgumentError: `out` is another type.
         ShapeError: the width does not fit `out` (see `quantize`).
     """
-    template = _rms_norm if weighted else _rms_norm_plain
-    return _norm(template, weighted_value if weighted else scaled_value, width, eps, out, ("w",)[: int(weighted)])
+    return _norm(no_mean, int(weighted), width, eps, out)
 
 
 def layer_norm(width: int, eps: float, *, out: str = "f32", weights: int = 2) -> Kernel:
@@ -51,42 +47,26 @@ def layer_norm(width: int, eps: float, *, out: str = "f32", weights: int = 2) ->
     Raises:
         ArgumentError, ShapeError: as in `rms_norm`.
     """
-    template, value = _LAYER_NORM[weights]
-    return _norm(template, value, width, eps, out, ("w", "b")[:weights])
+    return _norm(mean_of_row, weights, width, eps, out)
 
 
-def _norm(template: Helper, value: Helper, width: int, eps: float, out: str, weights: tuple[str, ...]) -> Kernel:
-    holes: dict[str, Any] = {**row_holes(width, out), "EPS": float(eps), "VALUE": value}
-    params = [("x", F32), *((name, F32) for name in weights), ("out", ACTIVATIONS[out])]
+def _norm(mean: Helper, weights: int, width: int, eps: float, out: str) -> Kernel:
+    template, value = _NORMS[weights]
+    holes: dict[str, Any] = {**row_holes(width, out), "EPS": float(eps), "MEAN": mean, "VALUE": value}
+    params = [("x", F32), *((name, F32) for name in ("w", "b")[:weights]), ("out", ACTIVATIONS[out])]
     return loop_kernel(template, holes, params)
 
 
-def scaled_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
-    return x[src + i] * factor
-
-
-def weighted_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
-    return x[src + i] * factor * w[i]
-
-
-def centred_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
+def plain_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
     return (x[src + i] - mean) * factor
 
 
-def centred_weighted_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
+def weighted_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
     return (x[src + i] - mean) * factor * w[i]
 
 
-def centred_biased_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
+def biased_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
     return (x[src + i] - mean) * factor * w[i] + b[i]
-
-
-@fastmath(*SUM_FLAGS)
-def sum_of_squares(x: Ptr, start: int, stop: int) -> Scalar:
-    total = f32(0.0)
-    for i in range(start, stop):
-        total += x[i] * x[i]
-    return total
 
 
 @fastmath(*SUM_FLAGS)
@@ -105,56 +85,41 @@ def sum_of_centred_squares(x: Ptr, start: int, stop: int, mean: Scalar) -> Scala
     return total
 
 
-def rms_factor(x: Ptr, src: int, width: int, eps: float) -> Scalar:
-    """1 / sqrt(mean(x^2) + eps) over `width` elements from `src` on."""
-    return f32(1.0) / sqrt(sum_of_squares(x, src, src + width) / f32(width) + f32(eps))
+def no_mean(x: Ptr, src: int, width: int) -> Scalar:
+    return f32(0.0)
 
 
 def mean_of_row(x: Ptr, src: int, width: int) -> Scalar:
     return sum_of_row(x, src, src + width) / f32(width)
 
 
-def centred_factor(x: Ptr, src: int, width: int, eps: float, mean: Scalar) -> Scalar:
-    """1 / sqrt(variance + eps) over `width` elements from `src` on."""
+def norm_factor(x: Ptr, src: int, width: int, eps: float, mean: Scalar) -> Scalar:
+    """1 / sqrt(mean((x - mean)^2) + eps) over `width` elements from `src` on."""
     return f32(1.0) / sqrt(sum_of_centred_squares(x, src, src + width, mean) / f32(width) + f32(eps))
 
 
-def _rms_norm(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
+def norm_rows(x: Ptr, w: Ptr, b: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        PREPARE(x, w, w, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS), f32(0.0))
+        mean = MEAN(x, src, WIDTH)
+        PREPARE(x, w, b, out, src, row * ROW_SIZE, WIDTH, norm_factor(x, src, WIDTH, EPS, mean), mean)
 
 
-def _rms_norm_plain(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for row in range(begin, end):
-        src = row * WIDTH
-        PREPARE(x, x, x, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS), f32(0.0))
+def _norm_plain(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    norm_rows(x, x, x, out, begin, end)
 
 
-def _layer_norm(x: Ptr, w: Ptr, b: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for row in range(begin, end):
-        src = row * WIDTH
-        mean = mean_of_row(x, src, WIDTH)
-        PREPARE(x, w, b, out, src, row * ROW_SIZE, WIDTH, centred_factor(x, src, WIDTH, EPS, mean), mean)
+def _norm_weighted(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
+    norm_rows(x, w, w, out, begin, end)
 
 
-def _layer_norm_weighted(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for row in range(begin, end):
-        src = row * WIDTH
-        mean = mean_of_row(x, src, WIDTH)
-        PREPARE(x, w, w, out, src, row * ROW_SIZE, WIDTH, centred_factor(x, src, WIDTH, EPS, mean), mean)
+def _norm_biased(x: Ptr, w: Ptr, b: Ptr, out: Ptr, begin: int, end: int) -> None:
+    norm_rows(x, w, b, out, begin, end)
 
 
-def _layer_norm_plain(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for row in range(begin, end):
-        src = row * WIDTH
-        mean = mean_of_row(x, src, WIDTH)
-        PREPARE(x, x, x, out, src, row * ROW_SIZE, WIDTH, centred_factor(x, src, WIDTH, EPS, mean), mean)
-
-
-#: Templates of layer norms and their values, by the number of operands after x.
-_LAYER_NORM: tuple[tuple[Helper, Helper], ...] = (
-    (_layer_norm_plain, centred_value),
-    (_layer_norm_weighted, centred_weighted_value),
-    (_layer_norm, centred_biased_value),
+#: Templates and their values, by the number of operands after x.
+_NORMS: tuple[tuple[Helper, Helper], ...] = (
+    (_norm_plain, plain_value),
+    (_norm_weighted, weighted_value),
+    (_norm_biased, biased_value),
 )

@@ -14,10 +14,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.cache.kv import EXTENTS, cache_dtype, cache_holes, cache_offset
+from rlx.backends.cpu.kernels.cache.kv import (
+    EXTENTS,
+    HEAD_DIM,
+    HEADS,
+    SPREAD,
+    STORE,
+    cache_dtype,
+    cache_holes,
+    cache_offset,
+)
 from rlx.backends.cpu.kernels.cache.kv_blocks import QUANTIZED, put_head
-from rlx.backends.cpu.kernels.rows.norm import rms_factor, weighted_value
-from rlx.backends.cpu.kernels.rows.quantize import plain
+from rlx.backends.cpu.kernels.rows.norm import EPS, norm_factor, weighted_value
+from rlx.backends.cpu.kernels.rows.quantize import VALUE, plain
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError, ShapeError
 from rlx.ir.dtypes import F32, I32, DType
@@ -32,19 +41,14 @@ SECOND: int = HOLE
 THIRD: int = HOLE
 FOURTH: int = HOLE
 COMPONENT: Helper = HOLE
-#: Holes of `rope`: number of heads, elements of a head, elements from one row of x to the next, epsilon of the norm.
-HEADS: int = HOLE
-HEAD_DIM: int = HOLE
-X_STRIDE: int = HOLE
-EPS: float = HOLE
-#: Number of rotated elements; strides from one pair to the next, and from a pair's first element to its second.
+#: Holes of `rope` besides those of `kv.py` and `norm.py`: number of rotated elements; strides from one pair to the
+#: next, and from a pair's first element to its second.
 N_ROT: int = HOLE
 STEP: int = HOLE
 GAP: int = HOLE
-#: Stride of a head's elements in the output, the conversion to the stored type, the value that is rotated.
-SPREAD: int = HOLE
-STORE: Helper = HOLE
-VALUE: Helper = HOLE
+#: `FACTOR(x, src)` of the norm of the head at `src`. `PUT(x, w, angles, out, src, row, head, past, ctx)` rotates it.
+FACTOR: Helper = HOLE
+PUT: Helper = HOLE
 #: Memory for a rotated head, before it is quantized in blocks.
 HEAD: Helper = HOLE
 
@@ -62,7 +66,7 @@ def rope_angles(
     params = [("positions", I32), ("inv_freq", F32), ("out", F32)]
     holes: dict[str, Any] = {"HALF": half, "SCALE": float(scale)}
     if sections is None:
-        return loop_kernel(_rope_angles, holes, params)
+        return loop_kernel(_rope_angles, {**holes, "COMPONENTS": 1, "COMPONENT": the_only}, params)
     count = len(sections)
     if interleaved:
         borders = [count * size for size in sections[1:]]
@@ -71,7 +75,7 @@ def rope_angles(
     borders += [0 if interleaved else half] * (4 - count)
     holes |= dict(zip(("SECOND", "THIRD", "FOURTH"), borders, strict=True))
     holes |= {"COMPONENTS": count, "COMPONENT": in_turns if interleaved else in_sections}
-    return loop_kernel(_rope_angles_of_components, holes, params)
+    return loop_kernel(_rope_angles, holes, params)
 
 
 def rope(
@@ -84,7 +88,6 @@ def rope(
     store: str = "rows",
     kv_dtype: str | DType | None = None,
     wrap: bool = False,
-    x_stride: int | None = None,
 ) -> Kernel:
     """x f32[seq, heads, head_dim], [w f32[head_dim],] angles f32[seq, n_rot] -> out. A unit is row * heads + head.
 
@@ -95,7 +98,6 @@ def rope(
         store: `rows`: out is f32[seq, heads, head_dim]. `k_tiles`: out is the K cache of `kv_dtype`, written at
             position past + row; extents past, ctx.
         wrap: positions of the cache are taken modulo ctx.
-        x_stride: elements from one row of x to the next, if x is a slice of wider rows.
 
     Raises:
         ArgumentError: the style or store is unknown, or `kv_dtype` does not fit the store.
@@ -106,17 +108,23 @@ def rope(
     if n_rot % 2 or not 0 <= n_rot <= head_dim:
         raise ShapeError(f"n_rot must be even and at most {head_dim}, found {n_rot}", where="rope")
     tiles, normed = _is_tiles(store, kv_dtype), norm_eps is not None
-    holes: dict[str, Any] = {"HEADS": heads, "HEAD_DIM": head_dim, "X_STRIDE": x_stride or heads * head_dim}
+    holes: dict[str, Any] = {"HEADS": heads, "HEAD_DIM": head_dim, "N_ROT": n_rot, "HALF": n_rot // 2}
     holes |= {"STEP": 2, "GAP": 1} if style == "interleaved" else {"STEP": 1, "GAP": n_rot // 2}
-    holes |= {"N_ROT": n_rot, "HALF": n_rot // 2, "VALUE": weighted_value if normed else plain}
-    holes |= {"EPS": float(norm_eps)} if norm_eps is not None else {}
+    if norm_eps is None:
+        holes |= {"VALUE": plain, "FACTOR": no_norm}
+    else:
+        holes |= {"VALUE": weighted_value, "FACTOR": factor_of_head, "EPS": float(norm_eps)}
     out = cache_dtype(kv_dtype or F32)
-    into = "blocks" if out in QUANTIZED else store
-    holes |= {} if into == "k_tiles" else {"SPREAD": 1, "STORE": keep_f32}
-    holes |= cache_holes(out, head_dim, store, wrap) if tiles else {}
-    holes |= {"HEAD": stack_memory("f32", head_dim)} if into == "blocks" else {}
+    if not tiles or out in QUANTIZED:
+        holes |= {"SPREAD": 1, "STORE": keep_f32}
+    if tiles:
+        holes |= cache_holes(out, head_dim, store, wrap)
+    if out in QUANTIZED:
+        holes |= {"PUT": put_blocks, "HEAD": stack_memory("f32", head_dim)}
+    else:
+        holes |= {"PUT": put_tiles if tiles else put_row}
     params = [("x", F32), *([("w", F32)] if normed else []), ("angles", F32), ("out", out)]
-    return loop_kernel(_TEMPLATES[into, normed], holes, params, EXTENTS if tiles else ())
+    return loop_kernel(_TEMPLATES[tiles, normed], holes, params, EXTENTS if tiles else ())
 
 
 def _is_tiles(store: str, kv_dtype: str | DType | None) -> bool:
@@ -127,13 +135,8 @@ def _is_tiles(store: str, kv_dtype: str | DType | None) -> bool:
     return store == "k_tiles"
 
 
-def _rope_angles(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for row in range(begin, end):
-        position = f32(positions[row])
-        for i in range(HALF):
-            angle = position * inv_freq[i]
-            out[row * (2 * HALF) + i] = cos(angle) * f32(SCALE)
-            out[row * (2 * HALF) + HALF + i] = sin(angle) * f32(SCALE)
+def the_only(i: int) -> int:
+    return 0
 
 
 def in_sections(i: int) -> int:
@@ -152,7 +155,7 @@ def in_turns(i: int) -> int:
     return which if i < border else 0
 
 
-def _rope_angles_of_components(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: int, end: int) -> None:
+def _rope_angles(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         for i in range(HALF):
             angle = f32(positions[row * COMPONENTS + COMPONENT(i)]) * inv_freq[i]
@@ -160,8 +163,18 @@ def _rope_angles_of_components(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: i
             out[row * (2 * HALF) + HALF + i] = sin(angle) * f32(SCALE)
 
 
-def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, turn: int, dst: int, factor: Scalar) -> None:
-    """Rotates one head: elements 0 .. HEAD_DIM - 1 by VALUE, angles from `turn` on, to out[dst ..]."""
+def no_norm(x: Ptr, src: int) -> Scalar:
+    return f32(1.0)
+
+
+def factor_of_head(x: Ptr, src: int) -> Scalar:
+    return norm_factor(x, src, HEAD_DIM, EPS, f32(0.0))
+
+
+def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, dst: int) -> None:
+    """Rotates one head of a row: elements 0 .. HEAD_DIM - 1 by VALUE, to out[dst ..]."""
+    factor = FACTOR(x, src)
+    turn = row * N_ROT
     for i in range(HALF):
         c = angles[turn + i]
         s = angles[turn + HALF + i]
@@ -173,61 +186,46 @@ def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, turn: int, dst: i
         out[dst + i * SPREAD] = STORE(VALUE(x, w, w, src, i, factor, f32(0.0)))
 
 
-def _rope(x: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:
+def put_row(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, head: int, past: int, ctx: int) -> None:
+    turn_head(x, w, angles, out, src, row, src)
+
+
+def put_tiles(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, head: int, past: int, ctx: int) -> None:
+    turn_head(x, w, angles, out, src, row, cache_offset(head, past + row, ctx))
+
+
+def put_blocks(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, head: int, past: int, ctx: int) -> None:
+    turned = HEAD()
+    turn_head(x, w, angles, turned, src, row, 0)
+    put_head(turned, 0, out, head, past + row, ctx)
+
+
+def turn_heads(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
     for unit in range(begin, end):
         row = unit // HEADS
-        src = row * X_STRIDE + (unit - row * HEADS) * HEAD_DIM
-        turn_head(x, x, angles, out, src, row * N_ROT, unit * HEAD_DIM, f32(1.0))
+        PUT(x, w, angles, out, unit * HEAD_DIM, row, unit - row * HEADS, past, ctx)
+
+
+def _rope(x: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:
+    turn_heads(x, x, angles, out, 0, 0, begin, end)
 
 
 def _rope_norm(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:
-    for unit in range(begin, end):
-        row = unit // HEADS
-        src = row * X_STRIDE + (unit - row * HEADS) * HEAD_DIM
-        turn_head(x, w, angles, out, src, row * N_ROT, unit * HEAD_DIM, rms_factor(x, src, HEAD_DIM, EPS))
+    turn_heads(x, w, angles, out, 0, 0, begin, end)
 
 
-def _rope_tiles(x: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
-    for unit in range(begin, end):
-        row = unit // HEADS
-        head = unit - row * HEADS
-        src = row * X_STRIDE + head * HEAD_DIM
-        turn_head(x, x, angles, out, src, row * N_ROT, cache_offset(head, past + row, ctx), f32(1.0))
+def _rope_write(x: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    turn_heads(x, x, angles, out, past, ctx, begin, end)
 
 
-def _rope_norm_tiles(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
-    for unit in range(begin, end):
-        row = unit // HEADS
-        head = unit - row * HEADS
-        src = row * X_STRIDE + head * HEAD_DIM
-        dst = cache_offset(head, past + row, ctx)
-        turn_head(x, w, angles, out, src, row * N_ROT, dst, rms_factor(x, src, HEAD_DIM, EPS))
+def _rope_norm_write(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    turn_heads(x, w, angles, out, past, ctx, begin, end)
 
 
-def _rope_blocks(x: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
-    turned = HEAD()
-    for unit in range(begin, end):
-        row = unit // HEADS
-        head = unit - row * HEADS
-        turn_head(x, x, angles, turned, row * X_STRIDE + head * HEAD_DIM, row * N_ROT, 0, f32(1.0))
-        put_head(turned, 0, out, head, past + row, ctx)
-
-
-def _rope_norm_blocks(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
-    turned = HEAD()
-    for unit in range(begin, end):
-        row = unit // HEADS
-        head = unit - row * HEADS
-        src = row * X_STRIDE + head * HEAD_DIM
-        turn_head(x, w, angles, turned, src, row * N_ROT, 0, rms_factor(x, src, HEAD_DIM, EPS))
-        put_head(turned, 0, out, head, past + row, ctx)
-
-
-_TEMPLATES: dict[tuple[str, bool], Helper] = {
-    ("rows", False): _rope,
-    ("rows", True): _rope_norm,
-    ("k_tiles", False): _rope_tiles,
-    ("k_tiles", True): _rope_norm_tiles,
-    ("blocks", False): _rope_blocks,
-    ("blocks", True): _rope_norm_blocks,
+#: By whether they write to a cache, and whether they norm.
+_TEMPLATES: dict[tuple[bool, bool], Helper] = {
+    (False, False): _rope,
+    (False, True): _rope_norm,
+    (True, False): _rope_write,
+    (True, True): _rope_norm_write,
 }
