@@ -57,11 +57,10 @@ def generated(
         raise ArgumentError(what, where="generate_multimodal, tokenizer", hint=hint)
     if size != [None, None]:
         images = [_from_rgb(images, *size)]
-    images = list(images) if isinstance(images, list | tuple) else [images]
     return model.generate(with_images(model, prompt, images), **found)
 
 
-def with_images(model: Model, prompt: Any, images: list[Any]) -> Prompt | list[int]:
+def with_images(model: Model, prompt: Any, images: Any) -> Prompt | list[int]:
     """The prompt that `generate_multimodal` makes of a prompt and its images.
 
     Raises:
@@ -70,6 +69,7 @@ def with_images(model: Model, prompt: Any, images: list[Any]) -> Prompt | list[i
     if isinstance(prompt, Prompt):
         hint = "give the ids, or call generate with the Prompt"
         raise ArgumentError("the prompt has its own images", where="generate_multimodal, prompt", hint=hint)
+    images = list(images) if isinstance(images, list | tuple) else [images]
     tokens = required(model, len(images)).tokens
     assert tokens is not None, "there is a tower"
     if not isinstance(prompt, str):

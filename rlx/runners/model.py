@@ -323,7 +323,7 @@ class Model(LmRunner):
         """
         return runners.media.generated(self, prompt, images, arguments, options)
 
-    def with_images(self, prompt: Any, images: list[Any]) -> Prompt | list[int]:
+    def with_images(self, prompt: Any, images: Any) -> Prompt | list[int]:
         """The prompt that `generate_multimodal` makes of a prompt and its images.
 
         Raises:

@@ -17,7 +17,7 @@ from rlx.engine.images import ImageInput
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.job import Job
 from rlx.engine.request import checked_prompt
-from rlx.errors import ArgumentError, ConfigError, MultimodalError, PromptError
+from rlx.errors import ArgumentError, ConfigError, ImageError, MultimodalError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Model
 from rlx.sampling import SampleOpts, Sampler
@@ -195,4 +195,7 @@ def test_generate_multimodal_takes_questions_prompts_ids_and_raw_bytes() -> None
         made.generate_multimodal(IDS, raw, 24, 16, "tokenizer.json", 3, None)
     with pytest.raises(MultimodalError, match="the number of images is 2, and that of placeholders is 1"):
         made.generate_multimodal(IDS, [pixels, pixels], 3)
+    assert list(made.generate(made.with_images(IDS, pixels), 3, stop_at_eog=False)) == expected
+    with pytest.raises(ImageError, match=r"an image is int\. Give an array"):
+        made.with_images(IDS, 7)
     made.close()
