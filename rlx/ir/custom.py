@@ -25,7 +25,7 @@ from rlx.ir.dtypes import F32, DType
 from rlx.ir.meaning import Array, Env
 from rlx.ir.node import Node
 from rlx.ir.op_table import CUSTOM, OPS, REQUIRED, Op, make
-from rlx.ir.shape_rules import ShapeRule, product
+from rlx.ir.shape_rules import ShapeRule, fail, product
 from rlx.ir.sources import source_of
 
 #: Largest error of a kernel, as a share of the largest magnitude in the row: that of our own kernels.
@@ -130,7 +130,7 @@ class CustomOp:
         fits = len(inputs) == len(self.operands) and all(n.dtype is F32 for n in inputs)
         if not fits or any(n.shape != full and not infer.repeats(n.shape, full) for n in inputs):
             expected = f"{len(self.operands)} f32 operands of the first one's shape, rows or columns of it, or scalars"
-            infer.fail(self.name, inputs, expected)
+            fail(self.name, inputs, expected)
         return full, F32
 
     def evaluate(self, operands: list[Array], attrs: Mapping[str, Any], env: Env) -> Array:

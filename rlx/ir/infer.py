@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import gcd
-from typing import Any, NoReturn
+from typing import Any
 
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape, parse_dim
 from rlx.ir.dtypes import ACTIVATIONS, BF16, F16, F32, I32, Q8A, DType
 from rlx.ir.meaning import BINARY, UNARY, WITH_NUMBERS
 from rlx.ir.node import Node
+from rlx.ir.shape_rules import ShapeRule, fail
 
 Inputs = tuple[Node, ...]
 Attrs = Mapping[str, Any]
@@ -19,12 +20,6 @@ Rule = Callable[[Inputs, Attrs], tuple[Shape, DType]]
 MASKS = ("causal", "none", "around", "visible", "bias")  # of attention
 MAX_COMPONENTS = 4  # of a position
 _CACHED = {"f32": F32, "f16": F16, "bf16": BF16}  # types of `as_cache`
-
-
-def fail(op: str, inputs: Inputs, expected: str) -> NoReturn:
-    """Raises a `ShapeError` that shows the operands and what was expected."""
-    found = ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs)
-    raise ShapeError(f"found operands {found or 'none'}", where=op, hint=f"Expected {expected}.")
 
 
 def _check(ok: bool, op: str, inputs: Inputs, expected: str) -> None:
@@ -120,10 +115,17 @@ def expression_size(expr: Any) -> int:
     return 1 if isinstance(expr, int) else 1 + sum(map(expression_size, expr[1 : 1 + ARITY[expr[0]]]))
 
 
-def softmax(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) >= 2
-    _check(ok, "softmax", inputs, "f32 x [rows, ..., width]")
-    return inputs[0].shape, F32
+def by_text(op: str, text: str) -> Rule:
+    """A rule in the notation of `shape_rules.py`."""
+    return ShapeRule.parse(op, text, ()).infer
+
+
+softmax = by_text("softmax", "x f32[..., width] -> [..., width]")
+overlay_rows = by_text("overlay_rows", "x f32[rows, width], extra f32[extra, width], index i32[rows] -> [rows, width]")
+mix = by_text("mix", "values f32[rows, n, width], coefficients f32[rows, m, n] -> [rows, m, width]")
+relabel = by_text("relabel", "ids i32[rows], labels f32[n] -> i32[rows]")
+argmax = by_text("argmax", "x f32[rows, width] -> i32[rows]")
+pick = by_text("pick", "x f32[rows, width] -> i32[rows]")
 
 
 def embedding(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -132,14 +134,6 @@ def embedding(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         "embedding", inputs, "table [vocab, width] and ids i32[rows] or i32[rows, slots]",
     )  # fmt: skip
     return (*inputs[1].shape, inputs[0].shape[1]), F32
-
-
-def overlay_rows(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) == 3 and [n.dtype for n in inputs] == [F32, F32, I32]
-    ok = ok and [len(n.shape) for n in inputs] == [2, 2, 1] and inputs[0].shape[1] == inputs[1].shape[1]
-    ok = ok and inputs[0].shape[:1] == inputs[2].shape
-    _check(ok, "overlay_rows", inputs, "f32 x [rows, width], f32 rows [extra, width] and index i32[rows]")
-    return inputs[0].shape, F32
 
 
 def linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -338,26 +332,11 @@ def expert_linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return (*ids.shape, weights[0].shape[1]), F32
 
 
-def mix(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    expected = "f32 values [rows, n, width] and coefficients [rows, m, n]"
-    ok = len(inputs) == 2 and all(n.dtype is F32 and len(n.shape) == 3 for n in inputs)
-    _check(ok, "mix", inputs, expected)
-    values, coefficients = (n.shape for n in inputs)
-    _check((coefficients[0], coefficients[2]) == values[:2], "mix", inputs, expected)
-    return (*coefficients[:2], values[2]), F32
-
-
 def take(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     expected = "f32 x [rows, n] or [n], and ids i32[rows, k]"
     ok = len(inputs) == 2 and inputs[0].dtype is F32 and inputs[1].dtype is I32 and len(inputs[1].shape) == 2
     _check(ok and inputs[0].shape[:-1] in ((), inputs[1].shape[:1]), "take", inputs, expected)
     return inputs[1].shape, F32
-
-
-def relabel(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) == 2 and [n.dtype for n in inputs] == [I32, F32] and [len(n.shape) for n in inputs] == [1, 1]
-    _check(ok, "relabel", inputs, "ids i32[rows] and labels f32[n]")
-    return inputs[0].shape, I32
 
 
 def reduce(op: str) -> Rule:
@@ -405,41 +384,34 @@ def _without_aside(op: str, inputs: Inputs, attrs: Attrs) -> Inputs:
     return inputs[:-1]
 
 
+_causal_conv = by_text(
+    "causal_conv",
+    "state f32[taps - 1, channels], x f32[rows, channels], weight f32[channels, taps] -> [rows, channels]",
+)
+_gated_delta = by_text(
+    "gated_delta",
+    "state f32[heads, key_dim, value_dim], q f32[rows, key_heads, key_dim], k f32[rows, key_heads, key_dim], "
+    "v f32[rows, heads, value_dim], g f32[rows, heads], beta f32[rows, heads] -> [rows, heads, value_dim]",
+)
+
+
 def causal_conv(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     inputs = _without_aside("causal_conv", inputs, attrs)
-    expected = "a state f32[taps - 1, channels], f32 x [rows, channels] and weight f32[channels, taps]"
-    ok = len(inputs) == 3 and inputs[0].op == "state" and all(n.dtype is F32 and len(n.shape) == 2 for n in inputs)
-    _check(ok, "causal_conv", inputs, expected)
-    (before, channels), x, weight = (n.shape for n in inputs)
-    ok = isinstance(before, int) and x[1] == channels and weight == (channels, before + 1)
-    _check(ok, "causal_conv", inputs, expected)
-    return x, F32
+    found = _causal_conv(inputs, {})
+    _check(inputs[0].op == "state", "causal_conv", inputs, "a state as the first operand")
+    return found
 
 
 def gated_delta(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     inputs = _without_aside("gated_delta", inputs, attrs)
-    expected = "a state f32[heads, key_dim, value_dim], q and k [rows, key_heads, key_dim], v [rows, heads, value_dim]"
-    expected += ", g and beta [rows, heads], heads a multiple of key_heads"
-    ok = len(inputs) == 6 and inputs[0].op == "state" and all(n.dtype is F32 for n in inputs)
-    _check(ok and [len(n.shape) for n in inputs] == [3, 3, 3, 3, 2, 2], "gated_delta", inputs, expected)
-    state, q, k, v, g, beta = (n.shape for n in inputs)
-    ok = q == k and (state[0], state[2]) == v[1:] and state[1] == q[2] and v[0] == q[0] and g == beta == v[:2]
-    heads, key_heads = v[1], q[1]
-    ok = ok and isinstance(heads, int) and isinstance(key_heads, int) and heads % key_heads == 0
-    _check(ok, "gated_delta", inputs, expected)
+    found = _gated_delta(inputs, {})
+    heads, key_heads = inputs[0].shape[0], inputs[1].shape[1]
+    ok = isinstance(heads, int) and isinstance(key_heads, int) and heads % key_heads == 0
+    expected = "a state as the first operand, and heads a multiple of key_heads"
+    _check(ok and inputs[0].op == "state", "gated_delta", inputs, expected)
     if attrs["heads"] not in ("tiled", "grouped"):
         raise ShapeError(f"heads must be tiled or grouped, found {attrs['heads']!r}", where="gated_delta")
-    return v, F32
-
-
-def one_index(op: str) -> Rule:
-    """One index per row."""
-
-    def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-        _check(_is_rows(inputs), op, inputs, "f32 x [rows, width]")
-        return inputs[0].shape[:1], I32
-
-    return rule
+    return found
 
 
 def linear_pick(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:

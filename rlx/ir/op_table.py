@@ -159,8 +159,8 @@ OPS: dict[str, Op] = {
             meaning.gated_delta, flops.gated_delta, rowwise=False, effect=True, roles=("srrrrr", "r"),
         ),
         Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8), in_prologue=True),
-        Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),
-        Op("pick", {}, infer.one_index("pick"), meaning.pick, flops.scan),
+        Op("argmax", {}, infer.argmax, meaning.argmax, flops.scan),
+        Op("pick", {}, infer.pick, meaning.pick, flops.scan),
         Op("linear_pick", {"cap": None}, infer.linear_pick, meaning.linear_pick, flops.linear_pick, multiplies=True),
         Op("top_k", {"k": REQUIRED, "groups": 1, "kept": 1}, infer.top_k, meaning.top_k, flops.scan, in_prologue=True),
         Op(

@@ -38,6 +38,7 @@ from rlx.ir.dtypes import I32, DType
 from rlx.ir.infer import Rule
 from rlx.ir.meaning import Array, Attrs, Env
 from rlx.ir.node import Node, intern
+from rlx.ir.shape_rules import types
 
 #: Columns of the operand `segments`.
 FIRST_ROW, ROWS, PAST, SLOT, SLOT_WRITTEN = range(5)
@@ -125,7 +126,7 @@ def _check(op: str, letters: str, inputs: tuple[Node, ...]) -> None:
     if len(inputs) != len(letters) + 1 or not _fit(letters, inputs):
         special = "page tables i32[SEGMENTS, PAGES]" if "p" in letters else "slots in front of states"
         hint = f"Expected its operands without a bias, {special}, then segments i32[SEGMENTS, {4 + ('a' in letters)}]."
-        raise ShapeError(f"found operands {_types(inputs)}", where=f"{op} of segments", hint=hint)
+        raise ShapeError(f"found operands {types(inputs)}", where=f"{op} of segments", hint=hint)
 
 
 def _fit(letters: str, inputs: tuple[Node, ...]) -> bool:
@@ -212,16 +213,12 @@ def paged_rule(op: str, plain: Rule) -> Rule:
             return plain(inputs, attrs)
         if not inputs or inputs[-1].dtype is not I32 or len(inputs[-1].shape) != 1:
             hint = "Expected its operands, then the page table i32[PAGES]."
-            raise ShapeError(f"found operands {_types(inputs)}", where=f"paged {op}", hint=hint)
+            raise ShapeError(f"found operands {types(inputs)}", where=f"paged {op}", hint=hint)
         if attrs.get("wrap"):
             raise ShapeError("a ring has no pages", where=f"paged {op}", hint="Leave out `wrap` or `page`.")
         return plain(inputs[:-1], attrs)
 
     return paged
-
-
-def _types(inputs: tuple[Node, ...]) -> str:
-    return ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs) or "none"
 
 
 def paged_meaning(op: str, plain: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Shape rules as text, for custom ops: `x[..., n], weight[n] -> [..., n]`.
+"""Shape rules as text: `x[..., n], weight[n] -> [..., n]`. Custom ops have such rules, and some ops of rlx.
 
 Each operand has its name, a type if it is not f32, and its axes: names of sizes, numbers, or formulas such as `2*n`.
 `...` stands for the same leading axes everywhere, at least one. Axes of the result are formulas over these sizes and
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from rlx.errors import CustomOpError, ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape
@@ -21,8 +21,6 @@ from rlx.ir.node import Node
 
 #: What an axis is: a name, a number or a formula, as Python parses it.
 Axis = ast.expr
-#: Sizes by name.
-Sizes = Mapping[str, DimLike]
 
 TYPES = (F32, I32)  # of operands and results
 LEADING = "..."
@@ -141,9 +139,17 @@ class ShapeRule:
 
     def _check(self, ok: bool, inputs: Sequence[Node]) -> None:
         if not ok:
-            found = ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs)
-            expected = ", ".join(value.text for value in self.operands)
-            raise ShapeError(f"found operands {found or 'none'}", where=self.op, hint=f"Expected {expected}.")
+            fail(self.op, inputs, ", ".join(value.text for value in self.operands))
+
+
+def fail(op: str, inputs: Sequence[Node], expected: str) -> NoReturn:
+    """Raises a `ShapeError` that shows the operands and what was expected."""
+    raise ShapeError(f"found operands {types(inputs)}", where=op, hint=f"Expected {expected}.")
+
+
+def types(inputs: Sequence[Node]) -> str:
+    """The types and shapes of operands."""
+    return ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs) or "none"
 
 
 def _values(op: str, text: str, *, named: bool) -> Iterator[Value]:

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from rlx.errors import CustomOpError, ShapeError
 from rlx.ir import ops
@@ -91,7 +92,7 @@ def _terms(node: Node, known: dict[Node, int]) -> int:
     return known[node]
 
 
-class Traced:
+class Traced(NDArrayOperatorsMixin):
     """A node that looks like an array."""
 
     def __init__(self, node: Node) -> None:
@@ -135,35 +136,9 @@ class Traced:
     def __getitem__(self, key: Any) -> Traced:
         return Traced(ops.index(self.node, key))
 
-    def __add__(self, other: Any) -> Traced:
-        return _add(self, other)
-
-    def __radd__(self, other: Any) -> Traced:
-        return _add(other, self)
-
-    def __sub__(self, other: Any) -> Traced:
-        return _sub(self, other)
-
-    def __rsub__(self, other: Any) -> Traced:
-        return _sub(other, self)
-
-    def __mul__(self, other: Any) -> Traced:
-        return _mul(self, other)
-
-    def __rmul__(self, other: Any) -> Traced:
-        return _mul(other, self)
-
-    def __truediv__(self, other: Any) -> Traced:
-        return _div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Traced:
-        return _div(other, self)
-
-    def __pow__(self, other: Any) -> Traced:
-        return _power(self, other)
-
-    def __neg__(self) -> Traced:
-        return Traced(ops.neg(self.node))
+    # `y += x` makes another value, as `y + x` does: the mixin would write into y.
+    __iadd__, __isub__ = NDArrayOperatorsMixin.__add__, NDArrayOperatorsMixin.__sub__
+    __imul__, __itruediv__ = NDArrayOperatorsMixin.__mul__, NDArrayOperatorsMixin.__truediv__
 
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Traced:
         """As of an array, over the last axis."""
@@ -197,10 +172,6 @@ def _builder(build: Callable[..., Node]) -> Callable[..., Traced]:
     return lambda *values: Traced(build(*map(_of, values)))
 
 
-_add, _sub, _mul, _div = map(_builder, (ops.add, ops.sub, ops.mul, ops.div))
-_power = _builder(ops.power)
-
-
 def _absolute(x: Any) -> Node:
     return ops.maximum(x, ops.neg(x))
 
@@ -212,12 +183,12 @@ def _logaddexp(x: Any, y: Any) -> Node:
 
 
 _UFUNCS: dict[str, Callable[..., Traced]] = {
-    "add": _add,
-    "subtract": _sub,
-    "multiply": _mul,
-    "divide": _div,
-    "true_divide": _div,
-    "power": _power,
+    "add": _builder(ops.add),
+    "subtract": _builder(ops.sub),
+    "multiply": _builder(ops.mul),
+    "divide": _builder(ops.div),
+    "true_divide": _builder(ops.div),
+    "power": _builder(ops.power),
     "maximum": _builder(ops.maximum),
     "minimum": _builder(ops.minimum),
     "negative": _builder(ops.neg),
