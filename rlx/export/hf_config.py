@@ -19,6 +19,7 @@ import numpy.typing as npt
 from rlx.models import from_hf
 from rlx.models.architectures import by_period, none_has_rope
 from rlx.models.config import ModelConfig, Recurrence
+from rlx.models.gguf_config import ROUTERS
 from rlx.models.hf_config import text_part, with_defaults
 from rlx.models.keys import Keys
 from rlx.models.registry import MODEL_TYPES
@@ -151,7 +152,6 @@ def _llama3(rope: Rope, scaling: Llama3) -> npt.NDArray[np.float32]:
 
 _SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
 _TWO_WAY = "use_bidirectional_attention"
-_SIGMOID = 2  # of the functions that make scores of a router's logits
 # Architectures whose GGUF loaders have a built-in rule for sliding layers: every n-th layer does not slide.
 _PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
 
@@ -274,8 +274,9 @@ def metadata_from_config(config: TextConfig) -> Metadata:
     if (experts := config.model.experts) is not None:
         out.u32("expert_count", experts.count)
         out.u32("expert_used_count", experts.used)
-        if config.row.router == "sigmoid":
-            out.u32("expert_gating_func", _SIGMOID)
+        if config.row.router != "softmax":
+            out.u32("expert_gating_func", next(n for n, router in ROUTERS.items() if router == experts.router))
+        _dense_layers(config, out)
     _OF_FAMILY.get(config.arch, _settings)(config, out)
     return out.found
 
@@ -304,6 +305,17 @@ def _feed_forward(config: TextConfig, out: Writer) -> None:
         widths = [wide if layer.sparse else layer.ffn for layer in config.model.each]
     if any(widths):
         out.sizes("feed_forward_length", widths)
+
+
+def _dense_layers(config: TextConfig, out: Writer) -> None:
+    """How many layers have no experts, if they are the first ones."""
+    dense = [not layer.sparse for layer in config.model.each]
+    first = dense.index(False)
+    if config.row.single_blocks or not first:
+        return
+    if any(dense[first:]):
+        config.unsupported("mlp_layer_types", config.get("mlp_layer_types", None), "GGUF has dense layers first only")
+    out.u32("leading_dense_block_count", first)
 
 
 def _check(config: TextConfig) -> None:

@@ -101,7 +101,8 @@ class Architecture:
         norm_offset: number to add to the norm weights of its safetensors.
         plain_norms: norms without that offset.
         experts: "none", "may", or "must": whether its layers have experts.
-        router: what makes scores of the router's logits: "softmax" or "sigmoid".
+        router: what makes scores of the router's logits: "softmax", "sigmoid", or "either": the file says which, and
+            sigmoids have a bias.
         in_turns: as in `Experts`.
         shared_expert: an additional expert for every token: "none", "may", or "gated": there is one, which the sigmoid
             of a projection weighs.

@@ -1,8 +1,9 @@
-"""DeepSeek-V3 and models of the same architecture: latent attention, and experts chosen from groups by biased sigmoids.
+"""DeepSeek-V2-Lite, V3 and models of the same architecture: latent attention, and experts.
 
 A family file: the equations of one decoder, top to bottom, and what its files say. The cache holds the latent vector of
 each position, and queries are brought into its space. Sources: DeepSeek-V2 (arXiv 2405.04434) for the attention,
-DeepSeek-V3 (arXiv 2412.19437) for the router.
+DeepSeek-V3 (arXiv 2412.19437) for the router, which chooses from groups of experts by biased sigmoids; in V2 it is a
+softmax.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rlx.models import llama
 from rlx.models.architectures import Architecture
 from rlx.models.blocks import Angles, cached, linear, linear_of_heads, norm
 from rlx.models.builder import Model
-from rlx.models.names import LAYER, LINEAR, MOE, PRE_NORMS, PREDICTION, WHOLE, Row, Table, shared_expert_names
+from rlx.models.names import BIASED_MOE, LAYER, LINEAR, PRE_NORMS, PREDICTION, Row, Table
 
 _EPS = 1e-6  # of the norms of latent vectors, whatever the others have
 
@@ -57,23 +58,25 @@ _NAMES = (
     Row("attn_kv_b", "self_attn.kv_b_proj", LINEAR),
     Row("attn_k_b", None),
     Row("attn_v_b", None),
-    Row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", WHOLE),
 )
 ARCHITECTURES = {
     "deepseek2": Architecture(
         partial(llama.build, attend=_attention),
-        Table((*LAYER, *_NAMES, *PRE_NORMS, *MOE, *shared_expert_names("mlp.shared_experts"), *PREDICTION)),
+        Table((*LAYER, *_NAMES, *PRE_NORMS, *BIASED_MOE, *PREDICTION)),
         ("deepseek_v3",),
-        hf_variants={"kimi_k2": {}},
+        hf_variants={
+            "kimi_k2": {},
+            "glm4_moe_lite": {"hf_defaults": {"first_k_dense_replace": 1}},
+            "deepseek_v2": {"hf_defaults": {"scoring_func": "softmax", "norm_topk_prob": False}},
+        },
         gguf_rope="interleaved",
         hf_rope="interleaved",
         latent=True,
         experts="must",
-        router="sigmoid",
-        biases=("exp_probs_b",),
+        router="either",
         shared_expert="may",
         predicts=True,
         hf_biases={"attention_bias": ("attn_q_a", "attn_kv_a_mqa", "attn_output")},
-        gguf_defaults={"rope.scaling.yarn_log_unit": 0.1},
+        gguf_defaults={"rope.scaling.yarn_log_unit": 0.1, "expert_weights_norm": False},
     )
 }

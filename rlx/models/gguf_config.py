@@ -19,6 +19,7 @@ from rlx.models.registry import ARCHITECTURES, ENCODERS
 from rlx.models.settings import Key
 
 HasTensor = Callable[[str], bool]
+ROUTERS = {1: "softmax", 2: "sigmoid"}  # expert_gating_func -> what makes scores of the router's logits
 MMPROJ = "clip"  # general.architecture of the file with a model's towers
 
 # Keys that change the computation -> (the only supported value, why others are not supported).
@@ -93,8 +94,6 @@ class _Gguf(Reader):
         has["attention.shared_kv_layers"] = row.shares_kv
         for key, (value, because) in {**_ONLY, **{k: v for k, v in _PLAIN.items() if not has[k]}}.items():
             keys.require(key, value, because)
-        if row.router == "sigmoid":
-            keys.require("expert_gating_func", 2, "a router without sigmoids is not supported for this architecture")
         if row.streams:
             keys.require("altup.active_idx", 0, "another active stream than the first is not supported")
 
@@ -106,6 +105,20 @@ class _Gguf(Reader):
 
     def activation(self) -> str:
         return self.row.activation
+
+    def router(self) -> str:
+        """By its number. Older files of DeepSeek have none: there only sigmoids have a bias."""
+        key, row = "expert_gating_func", self.row
+        if row.router == "softmax":
+            return row.router
+        if row.router == "either" and key not in self.keys:
+            biased = self._has_tensor(f"blk.{self.integer('dense_layers')}.exp_probs_b.bias")
+            return "sigmoid" if biased else "softmax"
+        known = {number: each for number, each in ROUTERS.items() if row.router in (each, "either")}
+        found = self.keys.integer(key, (0, 255), 2)
+        if found not in known:
+            self.keys.unsupported(key, found, f"for this architecture {' and '.join(map(str, known))} are supported")
+        return known[found]
 
     def two_way(self) -> str:
         """GGUF has no key for it. The models with per-layer embeddings (E2B, E4B) are the causal ones."""

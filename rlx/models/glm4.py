@@ -16,18 +16,16 @@ from rlx.models.blocks import attention
 from rlx.models.names import (
     ATTENTION,
     ATTN_NORM,
+    BIASED_MOE,
     FUSED_QKV,
     HEAD_NORMS,
     LAYER,
     LINEAR,
-    MOE,
     POST_NORM,
     PRE_NORMS,
     PREDICTION,
-    WHOLE,
     Row,
     Table,
-    shared_expert_names,
 )
 
 _GLM4 = (
@@ -39,8 +37,6 @@ _GLM4 = (
     Row("ffn_up", "mlp.gate_up_proj", LINEAR),
     Row("ffn_down", "mlp.down_proj", LINEAR),
 )
-_EXPERTS = (*MOE, Row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", WHOLE))
-_SHARED = shared_expert_names("mlp.shared_experts")
 ARCHITECTURES = {
     "glm4": Architecture(
         partial(gemma.build, post_norms=True),
@@ -55,7 +51,7 @@ ARCHITECTURES = {
     ),
     "glm4moe": Architecture(
         partial(llama.build, attend=partial(attention, norms="optional"), second="post_attention_norm"),
-        Table((*LAYER, *ATTN_NORM, *HEAD_NORMS, *POST_NORM, *_EXPERTS, *_SHARED, *PREDICTION)),
+        Table((*LAYER, *ATTN_NORM, *HEAD_NORMS, *POST_NORM, *BIASED_MOE, *PREDICTION)),
         ("glm4_moe",),
         partial_rope=0.5,
         experts="must",

@@ -21,6 +21,7 @@ from rlx.models.settings import SETTINGS, Key
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _MLP, _MOE = "mlp", "moe"  # of models whose layers are single blocks
+_FORWARD = {"dense": _MLP, "sparse": _MOE}
 _MIXERS = {_FULL: _FULL, "attention": _FULL, **dict.fromkeys((_LINEAR, "conv", "mamba"), _LINEAR)}
 _OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # keys allowed in `per_layer_config`
 _PARTS = (0.0, 0.999999)  # range of the part of a normal distribution that is cut off
@@ -90,7 +91,6 @@ class _Hf(Reader):
                 keys.require(key, 0, "mixtures of experts are not supported for this architecture")
         if row.latent:
             keys.require("rope_interleave", True, "rope over halves of a head is not supported for this architecture")
-            keys.require("scoring_func", "sigmoid", "a router without sigmoids is not supported for this architecture")
         if row.streams:
             keys.require("altup_active_idx", 0, "another active stream than the first is not supported")
         if row.hybrid == "delta rule":
@@ -108,6 +108,10 @@ class _Hf(Reader):
 
     def activation(self) -> str:
         return self.keys.choice(self.at("activation"), {**_ACTIVATIONS, **self.row.hf_activation_names})
+
+    def router(self) -> str:
+        known = ("softmax", "sigmoid") if self.row.router == "either" else (self.row.router,)
+        return self.keys.choice("scoring_func", {each: each for each in known}, known[-1])
 
     def two_way(self) -> str:
         """Which layers let an image's rows see each other; where the key counts, null is not the same as none."""
@@ -201,6 +205,9 @@ class _Hf(Reader):
     def sparse(self, experts: Experts | None) -> list[bool]:
         found, keys, kinds = super().sparse(experts), self.keys, self._kinds()
         if kinds and self.row.single_blocks:
+            return [kind == _MOE for kind in kinds]
+        if experts and "mlp_layer_types" in keys:
+            kinds = keys.elements("mlp_layer_types", lambda each: each.choice("mlp_layer_types", _FORWARD), self.layers)
             return [kind == _MOE for kind in kinds]
         key, last = "mlp_only_layers", (0, self.layers - 1)
         dense = keys.elements(key, lambda each: each.integer(key, last)) if experts and key in keys else []

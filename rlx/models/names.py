@@ -69,6 +69,12 @@ MOE = (
     Row("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", WHOLE),
     Row("ffn_down_exps.weight", "mlp.experts.down_proj", WHOLE),
 )
+# Experts that sigmoids and a bias choose, beside one that every token uses (DeepSeek-V3).
+BIASED_MOE = (
+    *MOE,
+    Row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", WHOLE),
+    *(Row(f"ffn_{part}_shexp", f"mlp.shared_experts.{part}_proj", LINEAR) for part in ("gate", "up", "down")),
+)
 # Of the block for multi-token prediction behind the last layer; GLM keeps it there in checkpoints, too.
 PREDICTION = (
     Row("nextn.eh_proj", "eh_proj"),

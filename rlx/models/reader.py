@@ -71,7 +71,7 @@ class Reader(Settings):
             embedding_scale=self.number("embedding_scale", sqrt(self.hidden) if row.scales_embedding else 1.0),
             norm_offset=0.0 if keys.prefix else row.norm_offset,
             plain_norms=() if keys.prefix else row.plain_norms,
-            biases=self._biases(),
+            biases=self._biases(experts),
             experts=experts,
             recurrence=self._recurrence(each),
             latent=self.latent,
@@ -101,10 +101,12 @@ class Reader(Settings):
             usual = float(self.latent.plain + self.latent.rope)
         return scale or float(self.number("query_scalar", usual) ** -0.5)
 
-    def _biases(self) -> tuple[str, ...]:
-        """The linear layers that must have a bias: the architecture's, and those of its switches."""
-        switched = [each for key, names in self.row.hf_biases.items() if self.keys.flag(key, False) for each in names]
-        return tuple(dict.fromkeys((*self.row.biases, *switched)))
+    def _biases(self, experts: Experts | None) -> tuple[str, ...]:
+        """The linear layers that must have a bias: the architecture's, those of its switches, of its router."""
+        found = [each for key, names in self.row.hf_biases.items() if self.keys.flag(key, False) for each in names]
+        if self.row.router == "either" and experts is not None and experts.router == "sigmoid":
+            found.append("exp_probs_b")
+        return tuple(dict.fromkeys((*self.row.biases, *found)))
 
     def _layers(self, experts: Experts | None) -> tuple[Layer, ...]:
         row = self.row
@@ -145,7 +147,8 @@ class Reader(Settings):
         if not count:
             return None
         used, ffn = self.same("experts_used", (1, count)), self.same("expert_ffn")
-        groups, kept = _groups(self, count, used)
+        router = self.router()
+        groups, kept = _groups(self, count, used, router)
         if must and self.at("expert_ffn") == "feed_forward_length":
             ffn //= used
         return Experts(
@@ -156,7 +159,7 @@ class Reader(Settings):
             shared_gate=self.row.shared_expert == "gated",
             normalize=self.keys.flag(self.at("normalize"), True),
             scale=self.number("expert_scale", 0.0) or 1.0,
-            router=self.row.router,
+            router=router,
             in_turns=self.row.in_turns,
             groups=groups,
             kept=kept,
@@ -224,6 +227,8 @@ class Reader(Settings):
     @abstractmethod
     def activation(self) -> str: ...
     @abstractmethod
+    def router(self) -> str: ...
+    @abstractmethod
     def two_way(self) -> str: ...
     @abstractmethod
     def find_windows(self) -> list[int | None]: ...
@@ -250,11 +255,11 @@ def _latent(found: Settings) -> Latent:
     return Latent(keys, rope, plain, found.integer("latent_values"), found.integer("latent_queries"))
 
 
-def _groups(found: Settings, count: int, used: int) -> tuple[int, int]:
+def _groups(found: Settings, count: int, used: int, router: str) -> tuple[int, int]:
     """The groups of experts, and how many of them are searched for the used ones."""
     groups, kept = found.integer("expert_groups"), found.integer("kept_groups")
-    if found.row.router != "sigmoid":
-        found.keys.require(found.at("expert_groups"), 1, "experts in groups are not supported for this architecture")
+    if router != "sigmoid":
+        found.keys.require(found.at("expert_groups"), 1, "experts in groups are only supported with a sigmoid router")
     if count % groups or (groups > 1 and count // groups < 2):
         found.keys.wrong(found.at("expert_groups"), groups, f"a divisor of {found.at('experts')}, which is {count}")
     least = -(-used * groups // count)

@@ -38,7 +38,7 @@ FILES: dict[str, tuple[str, str]] = {
     "glm4": ("glm4 glm4moe", "glm4 glm4_moe"),
     "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
-    "deepseek": ("deepseek2", "deepseek_v3 kimi_k2"),
+    "deepseek": ("deepseek2", "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v2"),
     "granite": ("granite granitemoe granitehybrid", "granite granitemoe granitemoeshared granitemoehybrid"),
     "nemotron_h": ("nemotron_h nemotron_h_moe", "nemotron_h"),
 }
@@ -118,7 +118,7 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
     **dict.fromkeys(("qwen2moe", "qwen2_moe"), _MOE),
     **dict.fromkeys(("glm5",), _MOE),
-    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek_v2"), _MOE),
+    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2"), _MOE),
     **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
     **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),

@@ -49,10 +49,25 @@ _KIMI = "|".join((
     rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTION}?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", _BREAKS,
 ))  # fmt: skip
+_SEED = "|".join((
+    _CONTRACTION, r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1}", r" ?[^\s\p{L}\p{N}\r\n]+", _BREAKS,
+))  # fmt: skip
+_BAILING = "|".join((
+    r"'(?i:[sdmt]|ll|ve|re)", r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"\p{N}", r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+    r"\s*[\r\n]|\s+(?!\S)|\s+",
+))  # fmt: skip
 _DEEPSEEK = "|".join((
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
     r" ?[\p{P}\p{S}]+[\r\n]*", _BREAKS,
 ))  # fmt: skip
+# Letters with a case as the first models of DeepSeek list them; those that Unicode has since count as others.
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅ"
+    "Ὀ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯ"
+    "ꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_END = r"\s+$"
+_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +92,10 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
         PreTokenizer((_modern(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True),
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
-    (PreTokenizer((_modern(r"\p{N}{1,3}"),)), "dbrx smaug-bpe chatglm-bpe glm4"),
+    (PreTokenizer((_modern(r"\p{N}{1,3}"),)), "dbrx smaug-bpe chatglm-bpe"),
+    (PreTokenizer((_modern(r"\p{N}{1,3}"),), ignore_merges=True), "glm4 glm5"),
     (PreTokenizer((_modern(r"\p{N}"),), nfc=True), "qwen2"),
-    (PreTokenizer((_modern(r"\p{N}"),)), "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2"),
+    (PreTokenizer((_modern(r"\p{N}"),)), "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2"),
     (PreTokenizer((_modern(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),)), "qwen35"),  # marks stay apart, unlike in qwen2
     (
         PreTokenizer((_GPT2,)),
@@ -88,13 +104,23 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     ),
     (PreTokenizer((r"\p{N}", _GPT2)), "starcoder refact command-r smollm codeshell exaone minerva-7b"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
-    (PreTokenizer((_O200K,)), "gpt-4o llama4 kanana2"),
+    (PreTokenizer((_O200K,)), "gpt-4o llama4 kanana2 minimax-m2"),
     (PreTokenizer((_KIMI,)), "kimi-k2"),
+    (PreTokenizer((_SEED,)), "seed-coder"),
+    (PreTokenizer((_BAILING,)), "bailingmoe bailingmoe2 llada-moe"),
+    (
+        PreTokenizer(("[\r\n]", rf"\s?[{_CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", _END, _CJK, r"\p{N}")),
+        "deepseek-llm",
+    ),
+    (PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")), "deepseek-coder"),
     (PreTokenizer((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK)), "deepseek-v3 hunyuan-dense"),
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), "default"),
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for pre, names in _FAMILIES for name in names.split()}
-KNOWN_EXPRESSIONS = frozenset(pattern for pre, _ in _FAMILIES for pattern in pre.patterns)  # take linear time
+#: Published expressions that take quadratic time over spaces -> what takes linear time and finds the same.
+LINEAR = {_END: rf"(?<!\s){_END}"}
+#: Expressions that take linear time.
+KNOWN_EXPRESSIONS = frozenset(pattern for pre, _ in _FAMILIES for pattern in pre.patterns) - LINEAR.keys()
 
 
 def _package() -> Any:
@@ -119,7 +145,7 @@ def byte_level_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequen
     backend = _backend(package.models.BPE, index, merges, ignore_merges=pre.ignore_merges)
     if pre.nfc:
         backend.normalizer = package.normalizers.NFC()
-    cuts = [pre_tokenizers.Split(package.Regex(pattern), "isolated") for pattern in pre.patterns]
+    cuts = [pre_tokenizers.Split(package.Regex(LINEAR.get(pattern, pattern)), "isolated") for pattern in pre.patterns]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
     return _refusing(_encoder(backend), index)

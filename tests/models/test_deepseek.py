@@ -1,4 +1,6 @@
-"""DeepSeek-V3 in GGUF files, against the golden logits: with the matrices of heads apart, and as in older files."""
+"""DeepSeek in GGUF files, against the golden logits: with the matrices of heads apart, and as in older files; and the
+models whose settings its architecture has.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from golden_files import logits_of, write_gguf
 
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.ir.stored import dequantize
-from rlx.models import from_gguf
+from rlx.models import from_gguf, from_hf
+from rlx.models.config import Experts, Latent
 from rlx.weights import ModelWeights, open_weights
 
 SIZES: dict[str, Any] = {
@@ -24,9 +27,9 @@ SIZES: dict[str, Any] = {
     "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 0.1,
     "leading_dense_block_count": 1, "expert_count": 8, "expert_used_count": 3, "expert_group_count": 4,
     "expert_group_used_count": 2, "expert_gating_func": 2, "expert_feed_forward_length": 32, "expert_shared_count": 1,
-    "expert_weights_scale": 2.5,
+    "expert_weights_scale": 2.5, "expert_weights_norm": True,
 }  # fmt: skip
-KINDS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+KINDS = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
 
 
 def metadata(**keys: Any) -> dict[str, Any]:
@@ -70,7 +73,8 @@ def test_an_older_file(goldens: Path, published: dict[str, np.ndarray], tmp_path
         ({"expert_group_count": 3}, ConfigError, r"'deepseek2\.expert_group_count' is 3, expected a divisor of"),
         ({"expert_group_count": 8}, ConfigError, r"'deepseek2\.expert_group_count' is 8, expected a divisor of"),
         ({"expert_group_used_count": 1}, ConfigError, r"_used_count' is 1, expected from 2 to 4, of 4 groups"),
-        ({"expert_gating_func": 1}, UnsupportedModelError, r"gating_func' is 1: a router without sigmoids"),
+        ({"expert_gating_func": 1}, UnsupportedModelError, r"group_count' is 4: experts in groups are only supported"),
+        ({"expert_gating_func": 3}, UnsupportedModelError, r"gating_func' is 3: .* 1 and 2 are supported"),
         (
             {"attention.key_length_mla": 16},
             ConfigError,
@@ -81,3 +85,54 @@ def test_an_older_file(goldens: Path, published: dict[str, np.ndarray], tmp_path
 def test_sizes_that_do_not_fit(keys: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         from_gguf({"general.architecture": "deepseek2", **metadata(**keys)}, lambda name: True)
+
+
+@pytest.mark.parametrize(
+    ("number", "biased", "router"),
+    [(1, True, "softmax"), (2, True, "sigmoid"), (None, False, "softmax"), (None, True, "sigmoid")],
+)
+def test_the_router_is_the_one_of_the_number_or_else_of_the_bias(number: int | None, biased: bool, router: str) -> None:
+    keys = metadata(expert_gating_func=number, expert_group_count=1, expert_group_used_count=1)
+    found = from_gguf({"general.architecture": "deepseek2", **keys}, lambda name: biased or "exp_probs_b" not in name)
+    assert found.experts is not None and found.experts.router == router
+    assert ("exp_probs_b" in found.biases) == (router == "sigmoid")
+
+
+V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2", "attention_bias": False, "first_k_dense_replace": 1, "hidden_act": "silu",
+    "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+    "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+    "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
+    "num_key_value_heads": 16, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707,
+    "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+    "routed_scaling_factor": 1.0, "scoring_func": "softmax", "tie_word_embeddings": False, "topk_group": 1,
+    "topk_method": "greedy", "v_head_dim": 128, "vocab_size": 102400,
+}  # fmt: skip
+GLM_47_FLASH: dict[str, Any] = {
+    "model_type": "glm4_moe_lite", "attention_bias": False, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 10240, "kv_lora_rank": 512, "max_position_embeddings": 202752, "moe_intermediate_size": 1536,
+    "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 20,
+    "num_experts_per_tok": 4, "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 256, "vocab_size": 154880,
+}  # fmt: skip
+
+
+def test_v2_lite() -> None:
+    found = from_hf(V2_LITE)
+    assert found.arch == "deepseek2" and "exp_probs_b" not in found.biases
+    assert found.experts == Experts(64, 6, 1408, 2816, normalize=False, router="softmax")
+    assert found.latent == Latent(512, 64, 128, 128, 0) and found.rope.yarn is not None and found.rope.scale == 1
+    with pytest.raises(UnsupportedModelError, match="'n_group' is 8: experts in groups are only supported"):
+        from_hf({**V2_LITE, "n_group": 8, "topk_group": 3})
+
+
+def test_glm_47_flash_is_the_architecture_of_deepseek() -> None:
+    """Newer files name the kind of each layer."""
+    found = from_hf(GLM_47_FLASH)
+    assert found.arch == "deepseek2" and "exp_probs_b" in found.biases
+    assert found.experts == Experts(64, 4, 1536, 1536, scale=1.8, router="sigmoid")
+    assert [layer.sparse for layer in found.each] == [False] + [True] * 46
+    assert from_hf({**GLM_47_FLASH, "mlp_layer_types": ["dense"] + ["sparse"] * 46}) == found

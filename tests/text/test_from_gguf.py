@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from vocabularies import BYTE, CONTROL, NORMAL, USER, byte_level, named, sentenc
 
 from rlx.errors import TokenizerError
 from rlx.text import Tokenizer, tokenizer_from_gguf
-from rlx.text.pretokenizers import PRE_TOKENIZERS
+from rlx.text.pretokenizers import KNOWN_EXPRESSIONS, LINEAR, PRE_TOKENIZERS
 
 
 def pieces(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
@@ -185,6 +186,14 @@ def test_gemma4_merges_by_rank_and_falls_back_to_bytes() -> None:
         ("gpt-4o", "HelloWorld it's 12345 a/b\n", ["Hello", "World", " it's", " ", "123", "45", " a", "/b", "\n"]),
         ("deepseek-v3", "Hi 你好abc 12345 x_y!", ["Hi", " ", "你好", "abc", " ", "123", "45", " x", "_y", "!"]),
         (
+            "deepseek-llm",
+            "Hi ՠabc 你好 12, x\n\n  ",
+            ["Hi", " ՠ", "abc", " ", "你好", " ", "1", "2", ",", " x", "\n", "\n", "  "],
+        ),
+        ("deepseek-coder", "Hi 你好 12, x\n", ["Hi", " ", "你好", " ", "1", "2", ",", " x", "\n"]),
+        ("seed-coder", "it's 12 !!\n x", ["it", "'s", " ", "1", "2", " !!", "\n", " x"]),
+        ("bailingmoe2", "it's 12 !!\n\n\n x", ["it", "'s", " ", "1", "2", " !!\n\n\n", " x"]),
+        (
             "kimi-k2",
             "Hi 你好abc it's 12345 a/b\n",
             ["Hi", " ", "你好", "abc", " it's", " ", "123", "45", " a", "/b", "\n"],
@@ -192,7 +201,21 @@ def test_gemma4_merges_by_rank_and_falls_back_to_bytes() -> None:
     ],
 )
 def test_where_texts_are_cut(pre: str, text: str, pieces: list[str]) -> None:
+    assert cut(PRE_TOKENIZERS[pre].patterns, text) == pieces
+
+
+def cut(patterns: Sequence[str], text: str) -> list[str]:
     from tokenizers import Regex, pre_tokenizers
 
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre].patterns]
-    assert [piece for piece, _ in pre_tokenizers.Sequence(cuts).pre_tokenize_str(text)] == pieces
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return [piece for piece, _ in pre_tokenizers.Sequence(cuts).pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pattern", LINEAR)
+def test_what_takes_linear_time_cuts_in_the_same_places(pattern: str) -> None:
+    """The published expression looks for the end of the text from each space of a run of spaces."""
+    rng = np.random.default_rng(0)
+    for size in rng.integers(0, 12, 200):
+        text = "".join(rng.choice(list("a1 \t\u3000\n"), size))
+        assert cut([LINEAR[pattern]], text) == cut([pattern], text)
+    assert pattern not in KNOWN_EXPRESSIONS
