@@ -37,10 +37,10 @@ class Variable:
 VARIABLES = (
     Variable(
         "RLX_TARGET",
-        "native | generic | avx2 | avx512 | amx | neon | dotprod | i8mm | bf16",
+        "native | generic | avx2 | avx512 | amx | neon | dotprod | i8mm | bf16 | sm_90a",
         "native",
         "Instruction set level of the code, of x86 or aarch64. avx512-vnni-bf16 leaves two features out, avx2+vnni "
-        "requires one.",
+        "requires one. sm_75 to sm_121, with --device cuda, are kinds of NVIDIA cards.",
     ),
     Variable(
         "RLX_CACHE",

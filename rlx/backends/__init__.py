@@ -74,7 +74,7 @@ def devices() -> list[str]:
 def why_missing(device: str) -> str | None:
     """Why programs cannot run on a device here, and what to do; None if they can."""
     try:
-        backend(device).target()
+        backend(device).description()
     except RlxError as error:
         return str(error)
     return None

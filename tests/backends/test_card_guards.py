@@ -183,7 +183,7 @@ def test_a_step_that_only_begins_waits_for_its_inputs(paper: PaperDriver, way: s
     lowered = pipeline.lower(graph, Options(precision="exact", seq=(2, 8), all_rows=True).effective(level.capabilities))
     built = build_program(lowered, level, lambda done, total: None, lambda text: b"code")
     paper.kernels[b"code"] = lambda arguments, threads: None
-    code = CardCode([card], built.manifest, built.files.__getitem__, True)
+    code = CardCode([card], built.manifest, built.files.__getitem__)
     memory = CardMemory(lambda: [card])
     program = CardProgram(code, built.manifest, memory, Stream([card], memory))
     before = len(paper.calls)

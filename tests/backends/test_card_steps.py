@@ -57,7 +57,7 @@ def program(launched: list[list[int]]) -> Iterator[CardProgram]:
     lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
     built = build.build_program(lowered, target.named("sm_90"), lambda done, total: None, lambda text: b"code")
     card = Card()
-    code, memory = CardCode([card], built.manifest, built.files.__getitem__, True), CardMemory(lambda: [card])
+    code, memory = CardCode([card], built.manifest, built.files.__getitem__), CardMemory(lambda: [card])
     found = CardProgram(code, built.manifest, memory, Stream([card], memory))
     yield found
     found.close()
@@ -137,7 +137,7 @@ def test_a_loop_draws_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(precision="exact", seq=(1, 1))
     lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
     built = build.build_program(lowered, target.named("sm_90"), lambda done, total: None, link)
-    code = CardCode([card], built.manifest, built.files.__getitem__, True)
+    code = CardCode([card], built.manifest, built.files.__getitem__)
     program = CardProgram(code, built.manifest, memory, Stream([card], memory))
     program.bind({name: memory.allocate(1 << 16) for name in built.manifest["weights"]})
     chooser = Chooser(card, memory, lambda: [kernel(name) for name in ("look", "weigh", "draw")], overlaps=True)

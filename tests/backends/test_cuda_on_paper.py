@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import rlx
-from rlx.backends.cuda import clocks, driver, ptx, sass
+from rlx.backends.cuda import clocks, driver, layouts, ptx, sass
 from rlx.backends.cuda.backend import Cuda
 from rlx.backends.cuda.code import Code
 from rlx.backends.cuda.launches import Context
@@ -26,7 +26,7 @@ from rlx.backends.cuda.passes import round_activations
 from rlx.backends.cuda.target import LEVELS, named
 from rlx.cli.main import cli
 from rlx.engine.engine import Engine
-from rlx.errors import ArgumentError, CompileError, TargetError
+from rlx.errors import CompileError, TargetError
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.passes.options import Options
@@ -198,8 +198,6 @@ def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:
     with rlx.compile(graph, {"w": values}, device="paper", cache=CompileCache(policy="off")) as exe:
         assert "define ptx_kernel void @region_" in exe.llvm()
         assert "mma.sync.aligned.m16n8k16" in exe.asm() == exe.asm(form="ptx")
-        with pytest.raises(ArgumentError, match="for a card, and there is none"):
-            exe.asm(form="sass")
         np.testing.assert_allclose(exe(np.ones((3, 64), np.float32))["y"], 64)
 
 
@@ -208,9 +206,52 @@ def test_forms_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code and "device 'cpu': no code has the form sass" in result.stderr
     result = CliRunner().invoke(cli, ["tune", "--device", "reference", "--dry-run"])
     assert result.exit_code and "there is nothing to tune" in result.stderr
-    monkeypatch.setattr(sass, "tool", lambda name: None)
-    with pytest.raises(ArgumentError, match=r"nvdisasm\) is not there.*Install a CUDA toolkit"):
-        sass.disassembled(b"")
+
+
+def shown(form: str, *options: str) -> str:
+    """What `rlx compile` prints of a decode program of the demo model."""
+    result = CliRunner().invoke(cli, ["compile", "--device", "cuda", "--emit", form, *options])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_code_for_a_card_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLX_TARGET names it; every form can be read, and nothing of it runs."""
+    monkeypatch.setenv("RLX_TARGET", "sm_120")
+    assert re.findall(r"\.target (\w+)", found := shown("ptx")) == ["sm_120"] * found.count(".target") != []
+    assert "define ptx_kernel void @region_" in shown("llvm") and "%logits = linear(" in shown("schedule")
+    assert "st.release.sys.global" in shown("ptx", "--device", "cuda:0,1") and "st.release.sys" not in found
+    assert rlx.backends.backend("cuda").target().capabilities.layouts == layouts.LAYOUTS
+    if "cuda" not in rlx.devices():
+        with pytest.raises(TargetError, match=r"code for sm_120 is there to look at.*Leave RLX_TARGET"):
+            rlx.auto_runner(device="cuda")
+    monkeypatch.setenv("RLX_TARGET", "sm_20")
+    result = CliRunner().invoke(cli, ["compile", "--device", "cuda", "--emit", "ptx"])
+    assert result.exit_code and "level 'sm_20' is unknown. Known: sm_75, sm_80" in result.stderr
+
+
+def test_experts_on_the_cpu_beside_a_card_that_is_not_there(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLX_TARGET is then that of the card alone."""
+    monkeypatch.setenv("RLX_TARGET", "sm_90a")
+    code = shown("ptx", str(goldens / "qwen3moe" / "hf"), "--n-cpu-moe", "1")
+    assert ".target sm_90a" in code
+
+
+def test_machine_code_without_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NVIDIA's tools make it and print it, where they are installed; what they refuse is told."""
+    monkeypatch.setenv("RLX_TARGET", "sm_90a")
+    tools = {name: tmp_path / name for name in ("ptxas", "nvdisasm")}
+    monkeypatch.setattr(sass, "tool", lambda name: str(tools[name]) if tools[name].exists() else None)
+    for name in tools:
+        result = CliRunner().invoke(cli, ["compile", "--device", "cuda", "--emit", "sass"])
+        assert result.exit_code and re.search(rf"NVIDIA's {name} is not there.*pip install nvidia", result.stderr)
+        write = "cp code made; test $2 = -arch=sm_90a" if name == "ptxas" else "echo SASS; grep -c -m1 target $1"
+        tools[name].write_text(f"#!/bin/sh\n{write}\n")
+        tools[name].chmod(0o755)
+    assert "# advance\nSASS\n1\n" in shown("sass", "--kernel", "advance")
+    tools["ptxas"].write_text("#!/bin/sh\necho no such instruction >&2; exit 1\n")
+    result = CliRunner().invoke(cli, ["compile", "--device", "cuda", "--emit", "sass"])
+    assert result.exit_code and "ptxas refuses the code: no such instruction" in result.stderr
 
 
 @pytest.mark.parametrize("dtype", [Q4_K, Q6_K, Q8_0, F8_E4M3, F32, F16, BF16], ids=str)

@@ -336,6 +336,21 @@ def test_a_card_that_is_too_old(cards: paper_cards.PaperCards, monkeypatch: pyte
     assert rlx.backends.backend("cuda:1").target().level == "sm_75"
 
 
+def test_a_card_runs_the_code_of_older_ones(cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLX_TARGET, or `target`, chooses it; of newer ones the code can be looked at."""
+    backend = rlx.backends.backend("cuda")
+    own = backend.target()
+    older, newer = backend.target("sm_75"), backend.target("sm_90a")
+    assert older.backend is own.backend is backend and older.describe() == own.describe() | {
+        "level": "sm_75", "ptx": "65", "card": "sm_80",
+    }  # fmt: skip
+    assert newer.backend is not backend and newer.describe()["driver"] == "0"
+    monkeypatch.setenv("RLX_TARGET", "sm_75")
+    assert backend.target() == older and backend.target("sm_80") == own and "sm_80" in backend.description()
+    monkeypatch.setenv("RLX_TARGET", "avx2")
+    assert backend.target() == own, "levels of other devices mean nothing"
+
+
 def test_cards_without_a_way_between_them(cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "reach", False)
     with pytest.raises(TargetError, match="card 0 cannot use the memory of card 1"):

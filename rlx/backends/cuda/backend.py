@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from rlx import env
 from rlx.backends import cuda
 from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, target
 from rlx.backends.cuda.agreed.steps import MANY_ROWS, MOST_CARDS
@@ -16,9 +17,9 @@ from rlx.backends.cuda.memory import CardMemory, opened
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
 from rlx.backends.cuda.target import Target, dotted
-from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
+from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, Workers
 from rlx.backends.program import Manifest
-from rlx.errors import ArgumentError, TargetError
+from rlx.errors import TargetError
 from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
 from rlx.store.key import compiler_versions
@@ -54,29 +55,37 @@ class Cuda(Backend):
         return cuda.passes.passes(phase, len(self.numbers))
 
     def target(self, level: str | None = None) -> Target:
-        """The card; with a level such as "sm_90", code to look at. Levels of other devices mean nothing."""
-        if level is not None and level.startswith("sm_"):
-            return target.named(level)
-        return target.of_cards(self.cards(), self.numbers)
+        """The card; with a level such as "sm_80" that card, whose code is only looked at if this one does not run it.
+
+        RLX_TARGET is the level by default. Levels of other devices mean nothing.
+        """
+        chosen = level or env.target() or ""
+        if not chosen.startswith("sm_"):
+            return target.of_cards(self.cards(), self.numbers)
+        named = target.named(chosen, self.numbers)
+        try:
+            return target.as_level(target.of_cards(self.cards(), self.numbers), named)
+        except TargetError:
+            return named
 
     def description(self) -> str:
         """The card, its machine language, the CUDA version of the driver, and how many cards there are."""
-        found, count = self.target(), driver.count()
+        found, count = target.of_cards(self.cards(), self.numbers), driver.count()
         more = f", {count} cards" if count > 1 else ""
         return f"{self.cards()[0].name}, {found.level}, CUDA {dotted(found.driver)}{more}"
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
-        return cuda.build.build_program(program, target, on_kernel, self._linked if target.driver else None)
+        return cuda.build.build_program(program, target, on_kernel, self._linked)
 
     def _linked(self, text: str) -> bytes:
         self.cards()[0].use()
         return driver.link(text)
 
     def load(self, stored: Loadable) -> Code:
-        code = CardCode(self.cards(), stored.manifest, stored.files.read, self.target().features.overlaps)
+        code = CardCode(self.cards(), stored.manifest, stored.files.read)
         return Code(partial(CardProgram, code, stored.manifest, self.memory), code.nbytes)
 
-    def workers(self, count: int, builder: Builder) -> Stream:
+    def workers(self, count: int, builder: Builder) -> Workers:
         """The stream of each card, whatever the count."""
         return Stream(self.cards(), self.memory)
 
@@ -97,7 +106,7 @@ class Cuda(Backend):
 
     def chooser(self, workers: Stream, builder: Builder) -> Choose:
         kernels, first = partial(self._choosing, builder), self.cards()[0]  # which has all logits
-        chooser = Chooser(first, self.memory, kernels, overlaps=self.target().features.overlaps)
+        chooser = Chooser(first, self.memory, kernels, overlaps=builder.target.features.overlaps)
         workers.owns(chooser.close)
         return chooser
 
@@ -112,13 +121,9 @@ class Cuda(Backend):
         return {kind: rate * len({*self.numbers}) for kind, rate in one.items()}
 
     def assembly(self, text: str, target: Target, form: str | None = None) -> str:
-        """The PTX of a module, and with "sass" what the driver makes of it."""
+        """The PTX of a module, and with "sass" the machine code that it becomes."""
         code = ptx.compiled([text], target.level, target.ptx)[0]
-        if form != "sass":
-            return code
-        if not target.driver:
-            raise ArgumentError("machine code is made for a card, and there is none", where="--emit sass")
-        return cuda.sass.disassembled(self._linked(code))
+        return cuda.sass.disassembled(self._linked(code)) if form == "sass" else code
 
     def formats(self, manifest: Manifest) -> CardFormats:
         return CardFormats(layouts.LAYOUTS)

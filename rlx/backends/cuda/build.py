@@ -75,6 +75,7 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     manifest["launches"] = [
         {"entry": name, "shared": max(each.shared for each in some), "kernels": table} for name, some, table in steps
     ]
+    manifest["overlaps"] = target.features.overlaps
     if beside["advance"]:
         manifest["loop"] = _loop_pointers(program)
     if beside["meet"]:

@@ -104,7 +104,10 @@ def _library() -> Any:
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        hint = 'Choose device="cpu", or install NVIDIA\'s driver. In a container, start it with access to the card.'
+        hint = (
+            'Choose device="cpu", or install NVIDIA\'s driver. In a container, start it with access to the card. '
+            "RLX_TARGET=sm_90a compiles code to look at, without a card."
+        )
         raise TargetError(f"NVIDIA's driver is not there: {error}", where="device cuda", hint=hint) from error
     if code := library.cuInit(0):
         raise no_card(library, code)

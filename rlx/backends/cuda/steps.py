@@ -18,7 +18,7 @@ from rlx.backends.cuda.agreed.steps import SHARING, THREADS
 from rlx.backends.cuda.clocks import Begin, ClockedStep
 from rlx.backends.cuda.driver import Card, LaunchConfig
 from rlx.backends.program import Manifest
-from rlx.errors import CompileError, DeviceError
+from rlx.errors import DeviceError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 
@@ -36,24 +36,18 @@ class CardCode:
 
     Args:
         read: the contents of a file of the compiled program.
-        overlaps: whether a kernel may start while the one before ends.
 
     Attributes:
         functions: the kernels by name, of each card.
-
-    Raises:
-        CompileError: the code was made without a card.
+        overlaps: whether a kernel may start while the one before ends.
     """
 
-    def __init__(self, cards: Sequence[Card], manifest: Manifest, read: Callable[[str], bytes], overlaps: bool) -> None:
-        self.cards, self.overlaps = cards, overlaps
+    def __init__(self, cards: Sequence[Card], manifest: Manifest, read: Callable[[str], bytes]) -> None:
+        self.cards, self.overlaps = cards, manifest["overlaps"]
         shared = {name: 0 for name, of in (("advance", "loop"), ("meet", "meets")) if of in manifest}
         for row in manifest["launches"]:
             shared[row["entry"]] = max(shared.get(row["entry"], 0), row["shared"])
-        try:
-            files = {name: read(f"{name}.cubin") for name in shared}
-        except KeyError as error:
-            raise CompileError(f"this code was made to look at: {error}", where="device cuda") from error
+        files = {name: read(f"{name}.cubin") for name in shared}
         self._modules = [(card, {name: card.module(code) for name, code in files.items()}) for card in cards]
         self.functions = [
             {name: card.function(modules[name], name, nbytes) for name, nbytes in shared.items()}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from rlx.backends import cuda
 from rlx.backends.cuda import driver
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.features import Features
@@ -49,19 +50,21 @@ class Target:
         level: its machine language, such as "sm_90"; "sm_90a" has what only cards of sm_90 have.
         driver: the CUDA version of the driver; 0 where there is no card, and code is only looked at.
         numbers: of the cards that compute together.
+        card: the level of the card if that is another one, whose code it runs, too.
     """
 
     level: str
     driver: int = 0
     capabilities: Capabilities = field(default=CAPABILITIES, repr=False)
     numbers: tuple[int, ...] = (0,)
+    card: str = ""
 
     @property
     def backend(self) -> Backend:
-        """The CUDA backend."""
-        from rlx.backends.cuda.backend import backend_of  # the backend makes targets
-
-        return backend_of(self.numbers)
+        """The CUDA backend, which makes targets."""
+        if not self.driver:
+            return cuda.on_paper.on_paper(self.numbers)
+        return cuda.backend.backend_of(self.numbers)
 
     @property
     def cards(self) -> int:
@@ -105,6 +108,7 @@ class Target:
     def describe(self) -> dict[str, str]:
         """What changes code, and on which cards it is loaded."""
         found = {"level": self.level, "ptx": str(self.ptx), "driver": str(self.driver)}
+        found |= {"card": self.card} if self.card else {}
         return found | ({"cards": ",".join(map(str, self.numbers))} if self.numbers != (0,) else {})
 
 
@@ -145,7 +149,7 @@ def of_card(card: Card) -> Target:
     return Target(level, found)
 
 
-def named(level: str) -> Target:
+def named(level: str, numbers: tuple[int, ...] = (0,)) -> Target:
     """The target of that name, to look at its code.
 
     Raises:
@@ -153,7 +157,18 @@ def named(level: str) -> Target:
     """
     if level not in LEVELS:
         raise TargetError(f"level {level!r} is unknown", where="device cuda", hint=f"Known: {', '.join(LEVELS)}.")
-    return Target(level)
+    return Target(level, capabilities=capabilities_of(len(numbers)), numbers=numbers)
+
+
+def as_level(card: Target, chosen: Target) -> Target:
+    """A card with the code of another level if it runs this, else the other level alone.
+
+    Cards run the code of all older ones, but for levels that end in "a", which are those of one card.
+    """
+    older = _number(chosen.level) <= _number(card.level) and not chosen.level.endswith("a")
+    if card.level == chosen.level:
+        return card
+    return replace(card, level=chosen.level, card=card.level) if older else chosen
 
 
 def _number(level: str) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlx.errors import TargetError
 from rlx.ir.graph import Graph
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_bytes, weight_table
@@ -45,11 +44,8 @@ class CpuExperts:
         """The number of layers: what the user says, else the fewest with which the rest fits the card."""
         if self.chosen is not None:
             return min(self.chosen, len(self.layers))
-        try:
-            fits = (n for n in range(len(self.layers)) if not self.lacking(self.card_bytes(n)))
-            return next(fits, len(self.layers))
-        except TargetError:  # code to look at: there is no card
-            return 0
+        fits = (n for n in range(len(self.layers)) if not self.lacking(self.card_bytes(n)))
+        return next(fits, len(self.layers))
 
     @cached_property
     def weights(self) -> frozenset[str]:

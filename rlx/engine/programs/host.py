@@ -59,6 +59,8 @@ class Host:
             raise ArgumentError("what two devices compute is not compared", where="RLX_VERIFY", hint=hint)
         device = backend(Device.CPU)
         level = setup.profile.level if setup.profile.level in device.levels() else None
+        if env.target() == setup.target.level:  # it is that of the card
+            level = level or "native"
         self._setup, self.compiler = setup, Compiler(device.target(level), setup.cache, progress, using)
         self._rows = _rows(graph, self.compiler)
         self._programs: dict[Form, Program] = {}

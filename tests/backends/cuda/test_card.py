@@ -181,7 +181,7 @@ def test_linears_of_every_type(rows: int) -> None:
     options = Options(precision="exact", seq=seq, all_rows=True).effective(target.capabilities)
     lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
     built = BACKEND.build(lowered, target, lambda done, total: None)
-    code = CardCode(BACKEND.cards(), built.manifest, built.files.__getitem__, True)
+    code = CardCode(BACKEND.cards(), built.manifest, built.files.__getitem__)
     program = CardProgram(code, built.manifest, BACKEND.memory, Stream(BACKEND.cards(), BACKEND.memory))
     weights, buffers = {}, {}
     for name, row in built.manifest["weights"].items():
