@@ -316,13 +316,13 @@ def answer_grammar(grammar: Grammar | None, runner: Model, prompt: list[int]) ->
 
 def _grammar(**values: Any) -> Grammar | None:
     """The grammar, checked before a model is opened."""
-    given = without_none(**values)
-    if not given:
+    grammars = without_none(**values)
+    if not grammars:
         return None
-    names = [f"--{name.replace('_', '-')}" for name in given]
+    names = [f"--{name.replace('_', '-')}" for name in grammars]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} exclude each other")
-    ((name, value),) = given.items()
+    ((name, value),) = grammars.items()
     if name == "regex":
         return Grammar.regex(value)
     if name == "json_schema" and value.lstrip().startswith("{"):

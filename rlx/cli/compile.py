@@ -91,14 +91,14 @@ class Shown:
     def check(self, **others: Any) -> None:
         """Raises `click.UsageError` for options that exclude each other; `others` are further ones, by their names."""
         ways = {"--explain": self.explain, "--emit": self.emit, "--stop-after": self.stop_after}
-        given = [name for name, value in ways.items() if value]
-        if len(given) > 1:
-            raise click.UsageError(f"Choose one of {' and '.join(given)}.")
+        modes = [name for name, value in ways.items() if value]
+        if len(modes) > 1:
+            raise click.UsageError(f"Choose one of {' and '.join(modes)}.")
         if self.kernel is not None and self.emit not in _CODE:
             raise click.UsageError(f"--kernel goes with --emit {', '.join(_CODE[:-1])} or {_CODE[-1]}.")
         for name, value in others.items():
-            if value and given and not (name == "json" and self.explain):
-                raise click.UsageError(f"{given[0]} and --{name} exclude each other.")
+            if value and modes and not (name == "json" and self.explain):
+                raise click.UsageError(f"{modes[0]} and --{name} exclude each other.")
 
     @property
     def prints_text(self) -> bool:

@@ -167,11 +167,11 @@ def packages(findings: Findings) -> Facts:
     found: Facts = {}
     for needed in _needed():
         version = found[needed.name] = _version(needed.name)
-        wanted, hint = f"rlx needs {needed.name}{needed.specifier}", f'pip install "{needed}"'
+        requirement, hint = f"rlx needs {needed.name}{needed.specifier}", f'pip install "{needed}"'
         if version is None:
-            findings.problem(f"{wanted}, which is not installed", hint, prevents=True)
+            findings.problem(f"{requirement}, which is not installed", hint, prevents=True)
         elif not needed.specifier.contains(version, prereleases=True):
-            findings.problem(f"{wanted}; {version} is installed", hint)
+            findings.problem(f"{requirement}; {version} is installed", hint)
     return dict(sorted(found.items(), key=lambda row: row[0].lower()))
 
 

@@ -64,21 +64,21 @@ def embed(
         raise click.UsageError(f"--out is {out!r}, expected a name that ends in .npy or {_LINES}")
     texts, engine["adapters"] = read_texts(file), adapters
     options = {"prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "truncate": truncate or None}
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     path = model_path(model, engine, tell_demo=True)
     with by_line(file), Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
-        found = _vectors(runner, texts, pooling, not no_normalize, given, bars)
+        found = _vectors(runner, texts, pooling, not no_normalize, chosen, bars)
     _write(found, out)
 
 
 def _vectors(
-    runner: Model, texts: list[str], pooling: str | None, normalize: bool, given: dict[str, Any], bars: Bars
+    runner: Model, texts: list[str], pooling: str | None, normalize: bool, chosen: dict[str, Any], bars: Bars
 ) -> Rows:
     adapter = next(iter(runner.adapters), None)
     if (encoder := as_encoder(runner)) is not None:
-        return encoder.embed(texts, pooling=pooling, normalize=normalize, progress=bars, adapter=adapter, **given)
-    if given:
-        names = ", ".join("--" + name.replace("_", "-") for name in given)
+        return encoder.embed(texts, pooling=pooling, normalize=normalize, progress=bars, adapter=adapter, **chosen)
+    if chosen:
+        names = ", ".join("--" + name.replace("_", "-") for name in chosen)
         raise click.UsageError(f"{names}: only an embedding model has that, and this model generates text")
     if not texts:
         return np.empty((0, runner.config.hidden), np.float32)

@@ -283,13 +283,13 @@ def ending_options(command: Function) -> Function:
     return collected(command, "ending", _ENDING, _ending)
 
 
-def sample_opts(recommended: SampleOpts | None, given: dict[str, Any]) -> SampleOpts:
+def sample_opts(recommended: SampleOpts | None, chosen: dict[str, Any]) -> SampleOpts:
     """The recommended options of the model (greedy without a recommendation), overridden by the given ones.
 
     An option without an effect is an error: a filter at temperature 0 or with Mirostat.
     """
     try:
-        return combined(recommended or SampleOpts.greedy(), given, _option)
+        return combined(recommended or SampleOpts.greedy(), chosen, _option)
     except SamplingError as error:
         raise click.UsageError(error.what) from error
 
@@ -304,10 +304,10 @@ def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any
 
 def _given(**values: Any) -> dict[str, Any]:
     """The values that were given, checked before a model is opened."""
-    given = {name: meant(name, value) for name, value in values.items() if value not in (None, ())}
-    given |= {name: None for name in _WINDOWS if given.get(name) == _ALL}
-    SampleOpts(**given)
-    return given
+    chosen = {name: meant(name, value) for name, value in values.items() if value not in (None, ())}
+    chosen |= {name: None for name in _WINDOWS if chosen.get(name) == _ALL}
+    SampleOpts(**chosen)
+    return chosen
 
 
 def _ending(**values: Any) -> dict[str, Any]:

@@ -61,13 +61,13 @@ def report(model: str | None, out: Path, shape: str | None, weights: str | None,
     kernels down to the assembly, and the memory. With --measure it shows times, the limits of the machine and where
     workers wait. The page needs no network. Of a model that does not compile it shows everything up to the error.
     """
-    wanted = _Wanted(**options)
-    if wanted.measure and (shape is not None or weights is not None):
+    choices = _Choices(**options)
+    if choices.measure and (shape is not None or weights is not None):
         raise click.UsageError("--measure runs the model; --shape and --weights name one without its weights")
     _check_writable(out)
-    source = model_source(model, wanted.engine, shape, weights)
+    source = model_source(model, choices.engine, shape, weights)
     with Bars("opening the model") as bars:
-        page, problem = _make(source, wanted, bars)
+        page, problem = _make(source, choices, bars)
     page.write(out)
     programs = len(page.data["programs"])
     click.echo(f"{out}: {counted(programs, 'program')}, {size(len(page.html.encode()))}", err=True)
@@ -76,7 +76,7 @@ def report(model: str | None, out: Path, shape: str | None, weights: str | None,
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Choices:
     """The options of the command, but for those that name the model."""
 
     measure: bool
@@ -95,7 +95,7 @@ def _check_writable(out: Path) -> None:
         raise unwritable(out, FileNotFoundError(2, "its folder does not exist"))
 
 
-def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[ReportPage, Problem | None]:
+def _make(source: str | WeightLoader, choices: _Choices, bars: Bars) -> tuple[ReportPage, Problem | None]:
     """The page, and the first error that is in it."""
     name = Path(named(source)).name or named(source)
     command = f"rlx report {named(source)} --measure"
@@ -104,7 +104,7 @@ def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[Repo
         loader = open_weights(source) if isinstance(source, str) else source
         facts = describe(loader)
         subject = Subject(name, _facts(facts), facts["formats"], command=command)
-        subject, sources = _programs(loader, subject, wanted, bars)
+        subject, sources = _programs(loader, subject, choices, bars)
     except RlxError as error:
         if loader is not None:
             loader.close()
@@ -116,25 +116,25 @@ def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[Repo
     return page, next(filter(None, [subject.problem, *(each.problem for each in sources)]), None)
 
 
-def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bars) -> tuple[Subject, list[Source]]:
+def _programs(loader: WeightLoader, subject: Subject, choices: _Choices, bars: Bars) -> tuple[Subject, list[Source]]:
     """Opens the model; the subject with the machine's limits, if they are measured, and the sources of its programs."""
     runner_class(loader)  # names what an unknown architecture lacks
-    engine = Engine.open(loader, progress=bars, load=False, **wanted.engine)
+    engine = Engine.open(loader, progress=bars, load=False, **choices.engine)
     try:
-        only_tower = wanted.phase == TOWER
-        specs = [] if only_tower else programs_of(engine.profile, wanted.batch, wanted.phase, wanted.rows)
+        only_tower = choices.phase == TOWER
+        specs = [] if only_tower else programs_of(engine.profile, choices.batch, choices.phase, choices.rows)
         if only_tower:
             engine.vision.required()
         told = lambda name: bars.waiting(f"compiling {name}")  # noqa: E731
-        sources = program_sources(engine, specs, wanted.rows, wanted.phase in (None, TOWER), told)
-        if not wanted.measure:
+        sources = program_sources(engine, specs, choices.rows, choices.phase in (None, TOWER), told)
+        if not choices.measure:
             return subject, sources
         good = {source.name for source in sources if source.problem is None}
         try:
             bars.waiting("measuring")
             engine.load()
             bars.close()  # nothing else runs when the clock does
-            machine, times = measure_programs(engine, [spec for spec in specs if spec.name in good], wanted.prompt)
+            machine, times = measure_programs(engine, [spec for spec in specs if spec.name in good], choices.prompt)
         except RlxError as error:
             return replace(subject, problem=Problem("measure", type(error).__name__, str(error))), sources
         return replace(subject, machine=machine), [replace(each, times=times.get(each.name)) for each in sources]

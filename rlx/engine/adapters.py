@@ -172,7 +172,7 @@ def _parts(name: str, b: Floats, linears: Mapping[str, Any], cuts: list[Any]) ->
         yield name, b
         return
     for cut in cuts:
-        if cut.source == name and not cut.turned and len(b) % cut.period == 0:
+        if cut.source == name and not cut.transposed and len(b) % cut.period == 0:
             rows = b.reshape(-1, cut.period, b.shape[1])[:, cut.start : cut.start + cut.rows]
             yield from _parts(cut.name, rows.reshape(-1, b.shape[1]), linears, cuts)
 

@@ -89,9 +89,9 @@ class PlacedImages:
 def placed(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:
     """The context of a prompt with images; errors as `checked_prompt`."""
     token = encoder.config.image_token
-    given = check_ids(prompt.ids, max(vocab_size, token + 1), what)
-    check_ids([PAD if each == token else each for each in given], vocab_size, what)
-    runs = [(is_image, list(group)) for is_image, group in groupby(given, key=lambda each: each == token)]
+    prompt_ids = check_ids(prompt.ids, max(vocab_size, token + 1), what)
+    check_ids([PAD if each == token else each for each in prompt_ids], vocab_size, what)
+    runs = [(is_image, list(group)) for is_image, group in groupby(prompt_ids, key=lambda each: each == token)]
     if (count := sum(is_image for is_image, _ in runs)) != len(prompt.images):
         found = f"the number of images is {len(prompt.images)}, and that of placeholders is {count}"
         hint = f"a run of the id {token} stands for one image; between those of two images there must be another id"

@@ -282,7 +282,7 @@ class ModelRunner:
         """Sets the inputs of a program for rows of several sequences, which have begun; the values of its symbols."""
         sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
         outs, rows = [_outs(s) for s in segments], sum(counts)
-        wanted, past, slots = sum(outs), [s.done for s in sequences], [max(0, s.memory.slot) for s in sequences]
+        total, past, slots = sum(outs), [s.done for s in sequences], [max(0, s.memory.slot) for s in sequences]
         inputs, ends = program.inputs, np.array([*accumulate(counts)])
         table = inputs["segments"][: len(segments)]
         for number, column in enumerate((ends - counts, counts, past, slots)):
@@ -290,11 +290,11 @@ class ModelRunner:
         _feed(inputs, segments, table, rows)
         if "adapter" in inputs:
             inputs["adapter"][:rows, 0] = np.repeat([s.adapter for s in sequences], counts)
-        inputs["logit_rows"][: wanted or 1] = _runs(ends - outs, outs) if wanted else 0
+        inputs["logit_rows"][: total or 1] = _runs(ends - outs, outs) if total else 0
         width = _feed_pages(inputs, [s.memory.pages for s in sequences])
         program.select_slot(0)
         env = {**self.pool.memory.extents, "SEQ": rows, "PAST_SEQ": max(past), "PAGES": width}
-        return env | {"SEGMENTS": len(segments), "OUTS": wanted or 1}
+        return env | {"SEGMENTS": len(segments), "OUTS": total or 1}
 
     def _apart(self, segments: list[Segment]) -> list[Values]:
         """The rows of segments whose common program is not there yet: of those that decode together, if it is there."""

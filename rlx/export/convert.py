@@ -200,7 +200,7 @@ def convert(
         MultimodalError: `part` is "mmproj", and there is no tower that rlx supports.
         TokenizerError: there is no tokenizer, or GGUF cannot represent it.
     """
-    wanted, path = _target(target), Path(out)
+    dtype, path = _target(target), Path(out)
     if part not in PARTS:
         raise ArgumentError(
             f"{part!r} is no part of a checkpoint", where="part", hint=f"Choose one of {', '.join(PARTS)}."
@@ -212,7 +212,7 @@ def convert(
         if tower is not None and part == ALL:
             _check_output(beside, Path(source), force)
         encoder = opened.enter_context(Quantizer(cache=cache))
-        write = partial(_write, wanted=wanted, encoder=encoder, force=force, progress=progress)
+        write = partial(_write, target=dtype, encoder=encoder, force=force, progress=progress)
         if part == MMPROJ:
             assert tower is not None
             return replace(write(path, tower), left_out=())
@@ -250,10 +250,10 @@ def _tower(source: str | os.PathLike[str], part: str, opened: ExitStack) -> tupl
 
 
 def _write(
-    path: Path, model: ExportModel, *, wanted: DType | None, encoder: Quantizer, force: bool, progress: Progress | None
+    path: Path, model: ExportModel, *, target: DType | None, encoder: Quantizer, force: bool, progress: Progress | None
 ) -> Written:
-    types = [file_dtype(tensor, wanted) for tensor in model.tensors]
-    name = "MXFP4" if MXFP4 in types else _most(model.tensors, types) if wanted is None else wanted.name.upper()
+    types = [file_dtype(tensor, target) for tensor in model.tensors]
+    name = "MXFP4" if MXFP4 in types else _most(model.tensors, types) if target is None else target.name.upper()
     plan = [encoder.planned(t, dtype) for t, dtype in zip(model.tensors, types, strict=True)]
     number = FILE_TYPES[name].ggml if name in FILE_TYPES else _MXFP4_MOE
     return write_model(path, model, plan, name, number, force=force, progress=progress)
@@ -294,16 +294,16 @@ def _target(name: str) -> DType | None:
     return TYPES[name.upper()]
 
 
-def file_dtype(tensor: ExportTensor, wanted: DType | None) -> DType:
-    """The type of a tensor in the file: float32 for norms and other small ones, else `wanted` or its own.
+def file_dtype(tensor: ExportTensor, target: DType | None) -> DType:
+    """The type of a tensor in the file: float32 for norms and other small ones, else `target` or its own.
 
     Experts in MXFP4 stay as they are, because 16 bits would only make them larger.
     """
     if kept_type(replace(tensor, dtype=F16)) is F32:
         return F32
-    if tensor.dtype is MXFP4 and wanted is not F32:
+    if tensor.dtype is MXFP4 and target is not F32:
         return MXFP4
-    chosen = wanted or (tensor.dtype if tensor.dtype in TYPES.values() else BF16)
+    chosen = target or (tensor.dtype if tensor.dtype in TYPES.values() else BF16)
     return tensor.instead.get(chosen, chosen)
 
 

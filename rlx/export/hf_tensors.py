@@ -219,5 +219,5 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
 
 def differs_by_layer(config: TextConfig) -> bool:
     """Whether GGUF has other tensors than the checkpoint where layers differ, or tensors are cut."""
-    turned = config.row.in_turns or config.arch == "qwen3vlmoe"
-    return config.row.latent or turned or config.row.hybrid == "mamba"
+    interleaved = config.row.in_turns or config.arch == "qwen3vlmoe"
+    return config.row.latent or interleaved or config.row.hybrid == "mamba"

@@ -164,9 +164,9 @@ class _Mix:
             return kept_type(tensor)
         if not self.target.dtype.is_quantized:
             return self.target.dtype
-        return _fitting(self._wanted(tensor), tensor)
+        return _fitting(self._preferred(tensor), tensor)
 
-    def _wanted(self, tensor: Tensor) -> DType:
+    def _preferred(self, tensor: Tensor) -> DType:
         name = tensor.name
         if name == "output.weight" or (self.tied and name in _TABLES):
             return self._head(tensor.shape[-1])

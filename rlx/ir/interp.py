@@ -72,6 +72,6 @@ def _feed(graph: Graph, node: Node, feeds: Arrays, env: Mapping[str, int], dtype
         raise GraphError(f"expected shape {list(shape)}, found {list(array.shape)}", where=f"{node.op} {node.name!r}")
     integral = (node.dtype.numpy or "").startswith(("int", "uint")) and not node.dtype.is_float
     if array.dtype.kind not in ("iu" if integral else "f"):
-        wanted = "integers" if integral else "floats (of weights the dequantized values)"
-        raise GraphError(f"expected {wanted}, found {array.dtype}", where=f"{node.op} {node.name!r}")
+        expected = "integers" if integral else "floats (of weights the dequantized values)"
+        raise GraphError(f"expected {expected}, found {array.dtype}", where=f"{node.op} {node.name!r}")
     return array if integral else array.astype(dtype)

@@ -186,8 +186,8 @@ def attention(
             given.
     """
     infer.check_nodes("attention", (q, k, v, *filter(None, (sinks, bias, visible))))
-    given = {"bias": bias, "visible": visible, "none": not causal, "around": around}
-    masks = [name for name, value in given.items() if value]
+    options = {"bias": bias, "visible": visible, "none": not causal, "around": around}
+    masks = [name for name, value in options.items() if value]
     if len(masks) > 1:
         hint = "Give one of bias, visible, around and causal=False: each replaces the causal mask."
         raise ShapeError("more than one mask is given", where="attention", hint=hint)

@@ -86,7 +86,7 @@ def expected_shapes(config: ModelConfig, rows: Mapping[str, int], has_name: Call
         else:
             view = parts[name]
             if view.matrices:
-                found[view.source] = (view.matrices * view.period, shape[1 if view.turned else 2])
+                found[view.source] = (view.matrices * view.period, shape[1 if view.transposed else 2])
                 continue
             axis = len(shape) - 1 if name.endswith(".bias") else max(len(shape) - 2, 0)
             found[view.source] = (*shape[:axis], shape[axis] * view.period // view.rows, *shape[axis + 1 :])

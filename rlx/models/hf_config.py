@@ -41,8 +41,8 @@ def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> Mode
         ConfigError: a key is missing, of the wrong type, out of range, or contradicts another.
         UnsupportedModelError: an unknown model type, or a feature that rlx does not support.
     """
-    arch, row, given = text_part(config, where)
-    return _Hf(Keys(with_defaults(row, given, where), where), arch, row).read()
+    arch, row, entries = text_part(config, where)
+    return _Hf(Keys(with_defaults(row, entries, where), where), arch, row).read()
 
 
 def text_part(config: Mapping[str, Any], where: object) -> tuple[str, Architecture, Mapping[str, Any]]:
@@ -60,19 +60,19 @@ def text_part(config: Mapping[str, Any], where: object) -> tuple[str, Architectu
         arch, row = MODEL_TYPES[inner]
     if inner not in row.model_types:
         text.unsupported("model_type", inner, f"expected one of {', '.join(row.model_types)}")
-    given = {**config, **config.get("text_config", {}), "model_type": inner} if text.mapping else config
-    return arch, row, {**given, _TIED: True} if outer.flag(_TIED, False) else given
+    entries = {**config, **config.get("text_config", {}), "model_type": inner} if text.mapping else config
+    return arch, row, {**entries, _TIED: True} if outer.flag(_TIED, False) else entries
 
 
-def with_defaults(row: Architecture, given: Mapping[str, Any], where: object) -> Mapping[str, Any]:
+def with_defaults(row: Architecture, entries: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     """The keys of a text part, with the model type's defaults for absent ones.
 
     A null is not absent: for a softcap it means none, whatever the default.
     """
     defaults = dict(row.hf_defaults)
-    if given.get("rope_scaling"):
+    if entries.get("rope_scaling"):
         defaults.pop("rope_parameters", None)  # two spellings of the same
-    found = {**defaults, **given}
+    found = {**defaults, **entries}
     return {**found, **row.hf_spelling(Keys(found, where))} if row.hf_spelling else found
 
 
@@ -165,8 +165,8 @@ class _Hf(Reader):
         kinds = (self._kinds() or []) if self.row.single_blocks else []
         widths, double = self.widths(), self.keys.flag("use_double_wide_mlp", False)
         found = []
-        for i, given in enumerate(widths):
-            width = given if not kinds or kinds[i] == _MLP else 0
+        for i, usual in enumerate(widths):
+            width = usual if not kinds or kinds[i] == _MLP else 0
             own, wide = self._keys_of(i), double and self.source[i] != i
             attends = not kinds or kinds[i] == _FULL
             kv_heads = own.integer("num_key_value_heads", HEADS, self.heads) if attends else 0
@@ -196,10 +196,10 @@ class _Hf(Reader):
         own = keys.nested("per_layer_config", optional=True)
         if str(layer) in own:
             own = own.nested(str(layer))
-            given = {name.removeprefix(own.prefix): value for name, value in own.mapping.items()}
-            for name in given.keys() - _OVERRIDES:
-                own.unsupported(name, given[name], f"supported are {', '.join(sorted(_OVERRIDES))}")
-            found |= given
+            entries = {name.removeprefix(own.prefix): value for name, value in own.mapping.items()}
+            for name in entries.keys() - _OVERRIDES:
+                own.unsupported(name, entries[name], f"supported are {', '.join(sorted(_OVERRIDES))}")
+            found |= entries
         return Keys(found, keys.where)
 
     def sparse(self, experts: Experts | None) -> list[bool]:

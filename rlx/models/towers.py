@@ -34,22 +34,22 @@ _UNIFIED_EPS = 1e-5  # of the layer norms of Gemma 4's unified model
 # -- layers with norms before each half: Qwen's and Gemma 3's ---------------------------------------------------------
 
 
-def _keys(tower: TowerModel, *, turns: bool) -> Graph:
-    """Input "x" and, where queries and keys turn, "positions"."""
+def _keys(tower: TowerModel, *, rotates: bool) -> Graph:
+    """Input "x" and, where queries and keys are rotated, "positions"."""
     x = layer_norm(tower, tower.rows(), "ln1")
-    k = _turned(tower, heads(tower, x, "attn_k")) if turns else heads(tower, x, "attn_k")
+    k = _rotated(tower, heads(tower, x, "attn_k")) if rotates else heads(tower, x, "attn_k")
     return write(tower, k, heads(tower, x, "attn_v"))
 
 
-def _layer(tower: TowerModel, *, turns: bool) -> Graph:
+def _layer(tower: TowerModel, *, rotates: bool) -> Graph:
     """Inputs as of `_keys`."""
     x = tower.rows()
     q = heads(tower, layer_norm(tower, x, "ln1"), "attn_q")
-    x = x + attention(tower, _turned(tower, q) if turns else q, scale=tower.config.head_dim**-0.5)
+    x = x + attention(tower, _rotated(tower, q) if rotates else q, scale=tower.config.head_dim**-0.5)
     return result(tower, x + mlp(tower, layer_norm(tower, x, "ln2")))
 
 
-def _turned(tower: TowerModel, x: Node) -> Node:
+def _rotated(tower: TowerModel, x: Node) -> Node:
     return ops.rope(x, angles(tower), style="neox")
 
 
@@ -134,13 +134,13 @@ def _gemma4_keys(tower: TowerModel) -> Graph:
     """Inputs "x" and "positions"."""
     x = rms_norm(tower, tower.rows(), "ln1")
     v = ops.rms_norm(heads(tower, x, "attn_v"), eps=tower.config.eps)
-    return write(tower, _normed_and_turned(tower, x, "attn_k"), v)
+    return write(tower, _normed_and_rotated(tower, x, "attn_k"), v)
 
 
 def _gemma4_layer(tower: TowerModel) -> Graph:
     """Inputs "x" and "positions"."""
     x = tower.rows()
-    q = _normed_and_turned(tower, rms_norm(tower, x, "ln1"), "attn_q")
+    q = _normed_and_rotated(tower, rms_norm(tower, x, "ln1"), "attn_q")
     x = x + rms_norm(tower, attention(tower, q, scale=1.0), "attn_post_norm")
     y = _gated_mlp(tower, rms_norm(tower, x, "ln2"))
     return result(tower, x + rms_norm(tower, y, "ffn_post_norm"))
@@ -182,8 +182,8 @@ def _gemma4_position(tower: TowerModel) -> Node:
     return by_column + by_row
 
 
-def _normed_and_turned(tower: TowerModel, x: Node, name: str) -> Node:
-    return _turned(tower, rms_norm(tower, heads(tower, x, name), f"{name}_norm"))
+def _normed_and_rotated(tower: TowerModel, x: Node, name: str) -> Node:
+    return _rotated(tower, rms_norm(tower, heads(tower, x, name), f"{name}_norm"))
 
 
 def _gated_mlp(tower: TowerModel, x: Node) -> Node:
@@ -215,9 +215,11 @@ class TowerGraphs(NamedTuple):
 
 TOWERS = {
     "qwen35": TowerGraphs(
-        _qwen_embedding, partial(_keys, turns=True), partial(_layer, turns=True), _qwen_head, _qwen_deepstack
+        _qwen_embedding, partial(_keys, rotates=True), partial(_layer, rotates=True), _qwen_head, _qwen_deepstack
     ),
-    "gemma3": TowerGraphs(_gemma3_embedding, partial(_keys, turns=False), partial(_layer, turns=False), _gemma3_head),
+    "gemma3": TowerGraphs(
+        _gemma3_embedding, partial(_keys, rotates=False), partial(_layer, rotates=False), _gemma3_head
+    ),
     "gemma4": TowerGraphs(_gemma4_embedding, _gemma4_keys, _gemma4_layer, _gemma4_head),
     "gemma4_unified": TowerGraphs(_unified_embedding, _gemma4_keys, _gemma4_layer, _unified_head),
 }

@@ -33,7 +33,7 @@ class View(NamedTuple):
 
     Attributes:
         matrices: the rows are so many matrices of a stack; 0 leaves them as they are.
-        turned: each matrix of that stack, or else of the source, is transposed.
+        transposed: each matrix of that stack, or else of the source, is transposed.
         either: some files have the source transposed already; where both shapes fit, it is.
     """
 
@@ -42,7 +42,7 @@ class View(NamedTuple):
     start: int
     rows: int
     period: int
-    turned: bool = False
+    transposed: bool = False
     matrices: int = 0
     either: bool = False
 
@@ -105,13 +105,13 @@ def _in_turns(hidden: int) -> Iterator[View]:
     """Experts whose rows of gate and up take turns; floats may have their inputs first."""
     for i, part in enumerate(("gate", "up")):
         yield View(f"ffn_{part}_exps.weight", "ffn_gate_up_exps.weight", i, 1, 2)
-        yield View(f"ffn_{part}_exps.weight", "ffn_gate_up_exps_t.weight", i, 1, 2, turned=True)
+        yield View(f"ffn_{part}_exps.weight", "ffn_gate_up_exps_t.weight", i, 1, 2, transposed=True)
         yield View(f"ffn_{part}_exps.bias", "ffn_gate_up_exps.bias", i, 1, 2)
     yield _turned_down(hidden)
 
 
 def _turned_down(hidden: int) -> View:
-    return View("ffn_down_exps.weight", "ffn_down_exps_t.weight", 0, hidden, hidden, turned=True)
+    return View("ffn_down_exps.weight", "ffn_down_exps_t.weight", 0, hidden, hidden, transposed=True)
 
 
 def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:

@@ -324,23 +324,23 @@ def _positions(
         _apart(row, [0.0] * len(row), widths, x)
     for move in range(_MOVES):
         for row in ranks if move % 2 == 0 else reversed(ranks):
-            wanted = []
+            preferred = []
             for i in row:
                 joined = [*up[i], *down[i]] if move > 1 else (up[i] if move == 0 else down[i])
                 pulls = [(STRAIGHT if i >= boxes and j >= boxes else 1.0, x[j]) for j in joined]
-                wanted.append(sum(w * at for w, at in pulls) / sum(w for w, _ in pulls) if pulls else x[i])
-            _apart(row, wanted, widths, x)
+                preferred.append(sum(w * at for w, at in pulls) / sum(w for w, _ in pulls) if pulls else x[i])
+            _apart(row, preferred, widths, x)
     return x
 
 
-def _apart(row: Sequence[int], wanted: Sequence[float], widths: Sequence[float], x: list[float]) -> None:
-    """Sets the places of a rank: least squares from `wanted`, in order and at least `ACROSS` apart."""
+def _apart(row: Sequence[int], preferred: Sequence[float], widths: Sequence[float], x: list[float]) -> None:
+    """Sets the places of a rank: least squares from `preferred`, in order and at least `ACROSS` apart."""
     offsets, at = [], 0.0
     for before, i in zip([None, *row], row, strict=False):
         at += 0.0 if before is None else (widths[before] + widths[i]) / 2 + ACROSS
         offsets.append(at)
     blocks: list[list[float]] = []  # sum and number of what moves together
-    for want, offset in zip(wanted, offsets, strict=True):
+    for want, offset in zip(preferred, offsets, strict=True):
         blocks.append([want - offset, 1.0])
         while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
             total, number = blocks.pop()

@@ -310,9 +310,9 @@ def _told(progress: Progress | None, what: str, count: int) -> Callable[[int], N
     return None if progress is None else lambda done: progress(what, done, count)
 
 
-def _pooling(modules: SentenceModules, given: str | None) -> str:
+def _pooling(modules: SentenceModules, asked: str | None) -> str:
     """The pooling that a call asks for, else that of the files."""
-    found: Any = modules.pooling if given is None else given
+    found: Any = modules.pooling if asked is None else asked
     if found is None:
         what = f"the files do not say how to pool: {modules.lacks} is missing"
         hint = f"pass pooling=NAME, one of {', '.join(POOLINGS)}; the model's card says which"

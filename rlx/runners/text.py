@@ -171,13 +171,13 @@ def chat_call(model: Model, where: str, messages: Messages, options: dict[str, A
     return replace(call, tools=tools, tool_format=form, choice=choice, parallel=parallel)
 
 
-def _variables(given: Any) -> dict[str, Any]:
+def _variables(value: Any) -> dict[str, Any]:
     """Further variables of a template; `ArgumentError` if they are no mapping of names."""
-    if given is None:
+    if value is None:
         return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ArgumentError("expected names with values", where="variables", hint='give {"name": value}')
-    return dict(given)
+    return dict(value)
 
 
 def text_call(model: Model, where: str, prompt: str) -> Call:

@@ -432,9 +432,9 @@ LARGE = 64 << 10  # bytes of a body from which on it is parsed outside of the ev
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
-async def in_thread(work: Callable[[], T], turns: CapacityLimiter | None = None) -> T:
-    """The result of `work`, which runs in a worker thread; with `turns`, when one of them is free."""
-    return await to_thread.run_sync(work, limiter=turns)
+async def in_thread(work: Callable[[], T], limiter: CapacityLimiter | None = None) -> T:
+    """The result of `work`, which runs in a worker thread; with `limiter`, when it has a free token."""
+    return await to_thread.run_sync(work, limiter=limiter)
 
 
 # ---------------------------------------------------------------------------------------------- routes

@@ -35,7 +35,7 @@ from rlx.serve.media import ImageSource, base64_source
 from rlx.serve.openai.bodies import Count, Positive, Share, Stops, Text, Tools
 from rlx.serve.prompts import (
     ChatPrompt,
-    Given,
+    JsonValue,
     call_of,
     chat_prompt,
     check_continued,
@@ -338,10 +338,10 @@ def messages_of(
     Raises:
         ApiError: a message is malformed, or has a block that rlx has nothing for.
     """
-    first = [] if system is None else _system(Given(system, "system"))
+    first = [] if system is None else _system(JsonValue(system, "system"))
     found: list[JsonObject] = []
     for i, message in enumerate(messages):
-        role, content = message.get("role"), Given(message.get("content"), f"messages[{i}].content")
+        role, content = message.get("role"), JsonValue(message.get("content"), f"messages[{i}].content")
         if role == "system":
             first += _system(content)
         elif role == "user":
@@ -354,14 +354,14 @@ def messages_of(
     return [{"role": "system", "content": text}, *found] if text else found
 
 
-def _system(content: Given) -> list[str]:
+def _system(content: JsonValue) -> list[str]:
     """The texts of a system prompt, without the one that changes in each request."""
-    given = [content.value] if isinstance(content.value, str) else [_text(block) for block in content.each()]
-    found = [text.partition("\n")[2].lstrip("\n") if text.startswith(NONCE) else text for text in given]
+    blocks = [content.value] if isinstance(content.value, str) else [_text(block) for block in content.each()]
+    found = [text.partition("\n")[2].lstrip("\n") if text.startswith(NONCE) else text for text in blocks]
     return [text for text in found if text]
 
 
-def _user(content: Given) -> list[JsonObject]:
+def _user(content: JsonValue) -> list[JsonObject]:
     """The messages that a message of the user stands for: results of tools, then what the user says and shows."""
     results, parts = list[JsonObject](), list[JsonObject]()
     if isinstance(content.value, str):
@@ -378,7 +378,7 @@ def _user(content: Given) -> list[JsonObject]:
     return [*results, {"role": "user", "content": joined(parts)}] if parts or not results else results
 
 
-def _assistant(content: Given) -> JsonObject:
+def _assistant(content: JsonValue) -> JsonObject:
     """A message of the assistant."""
     if isinstance(content.value, str):
         return {"role": "assistant", "content": content.value}
@@ -398,13 +398,13 @@ def _assistant(content: Given) -> JsonObject:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _text(block: Given) -> str:
+def _text(block: JsonValue) -> str:
     """The text of a block that can be nothing else."""
     (part,) = parts_of(block, {"text": texts()})
     return str(part["text"])
 
 
-def _image(block: Given) -> list[JsonObject]:
+def _image(block: JsonValue) -> list[JsonObject]:
     source = _source(block)
     if source.value.get("type") == "base64":
         return [base64_source(source.value.get("data"), f"{source.where}.data").part]
@@ -413,10 +413,10 @@ def _image(block: Given) -> list[JsonObject]:
     raise invalid(f"{source.where}.type", f"expected base64 or url, found {shown(source.value.get('type'))}")
 
 
-def _document(block: Given) -> list[JsonObject]:
+def _document(block: JsonValue) -> list[JsonObject]:
     """A document of text."""
-    source, given = _source(block), (block.value.get("title"), block.value.get("context"))
-    head = [{"type": "text", "text": text} for text in given if isinstance(text, str)]
+    source, labels = _source(block), (block.value.get("title"), block.value.get("context"))
+    head = [{"type": "text", "text": text} for text in labels if isinstance(text, str)]
     if source.value.get("type") == "text":
         return [*head, *texts("data")(source)]
     if source.value.get("type") == "content":
@@ -428,13 +428,13 @@ def _document(block: Given) -> list[JsonObject]:
     raise invalid(f"{source.where}.type", what, "give its text, or images of its pages")
 
 
-def _source(block: Given) -> Given:
+def _source(block: JsonValue) -> JsonValue:
     """The bytes or the address of an image or a document."""
     found = block.get("source")
-    return found if isinstance(found.value, Mapping) else Given({}, found.where)
+    return found if isinstance(found.value, Mapping) else JsonValue({}, found.where)
 
 
-def _search_result(block: Given) -> list[JsonObject]:
+def _search_result(block: JsonValue) -> list[JsonObject]:
     head = f"{block.text('title')} ({block.text('source')})"
     return [{"type": "text", "text": "\n".join([head, *map(_text, block.get("content").each())])}]
 

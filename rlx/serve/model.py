@@ -72,7 +72,7 @@ class ServedModel:
         self.names = (name, *aliases)
         self.created = int(time.time())
         self.options, self.grammar_turns = ServerOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
-        self.text_turns = CapacityLimiter(TEXTS_AT_ONCE)
+        self.text_limiter = CapacityLimiter(TEXTS_AT_ONCE)
 
     @property
     def with_adapters(self) -> list[ServedModel]:
@@ -167,8 +167,8 @@ class ServedModel:
 
         It is a number that fits a metric and a span, whatever the request says.
         """
-        given = [each for each in (tokens, self.options.max_tokens) if each is not None]
-        return min(*given, self._room) if given else None
+        limits = [each for each in (tokens, self.options.max_tokens) if each is not None]
+        return min(*limits, self._room) if limits else None
 
     @property
     def _room(self) -> int:

@@ -47,7 +47,7 @@ from rlx.serve.openai.bodies import SamplingFields, Stop, Stops, Text, Tools, To
 from rlx.serve.openai.completions import logprob_dicts
 from rlx.serve.prompts import (
     ChatPrompt,
-    Given,
+    JsonValue,
     Part,
     call_of,
     chat_prompt,
@@ -148,7 +148,7 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     found: list[JsonObject] = []
     called: list[JsonObject] = []  # the calls that have no result yet
     for i, message in enumerate(messages):
-        made = _message(Given(message, f"messages[{i}]"))
+        made = _message(JsonValue(message, f"messages[{i}]"))
         if made["role"] == "tool":
             made["tool_call_id"] = _said(message, called)
         called += made.get("tool_calls", ())
@@ -156,7 +156,7 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     return found
 
 
-def _message(message: Given) -> JsonObject:
+def _message(message: JsonValue) -> JsonObject:
     role = message.value.get("role")
     if role not in _ROLES:
         raise invalid(f"{message.where}.role", f"expected one of {', '.join(_ROLES)}, found {shown(role)}")
@@ -171,7 +171,7 @@ def _message(message: Given) -> JsonObject:
     return found
 
 
-def user_content(message: Given, field: str = "content") -> str | list[Part]:
+def user_content(message: JsonValue, field: str = "content") -> str | list[Part]:
     """A text, or parts of a text and its images, which come first."""
     said = "" if message.value.get(field) is None else message.text(field)
     if not message.value.get("images"):
@@ -183,7 +183,7 @@ def user_content(message: Given, field: str = "content") -> str | list[Part]:
     return [*parts, {"type": "text", "text": said}]
 
 
-def _call(call: Given, number: int) -> JsonObject:
+def _call(call: JsonValue, number: int) -> JsonObject:
     function = call.get("function").checked()
     arguments = dict(function.get("arguments").checked().value)
     ident = call.value["id"] if isinstance(call.value.get("id"), str) else f"call_{number}"
@@ -452,7 +452,7 @@ def _generate(model: ServedModel, body: GenerateBody, writer: OllamaWriter) -> O
         model.check_length([body.prompt or ""], "prompt")
         prompt = ChatPrompt(model.checked(model.tokenizer.encode(body.prompt or "", parse_special=True)))
     else:
-        content = user_content(Given({"prompt": body.prompt, "images": body.images}, ""), "prompt")
+        content = user_content(JsonValue({"prompt": body.prompt, "images": body.images}, ""), "prompt")
         system = [{"role": "system", "content": body.system}] if body.system else []
         prompt = chat_prompt(model, [*system, {"role": "user", "content": content}], variables=_variables(model, body))
         if body.context:

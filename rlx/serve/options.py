@@ -255,9 +255,9 @@ class ServerOptions:
         keys = [*self.api_key, *self._keys_of_file()]
         if (found := env.api_key()) is not None:
             keys.append(checked_key(found, "RLX_API_KEY"))
-        given = {name: getattr(self, name) for name in options_of(type(self))}
+        values = {name: getattr(self, name) for name in options_of(type(self))}
         own = {
-            name: each.parsed(given[name]) for name, each in options_of(type(self)).items() if given[name] is not None
+            name: each.parsed(values[name]) for name, each in options_of(type(self)).items() if values[name] is not None
         }
         return replace(self, **{**own, "api_key": tuple(dict.fromkeys(keys)), "api_key_file": None})
 

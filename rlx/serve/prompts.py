@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
 
 
-class Given:
+class JsonValue:
     """A value of a request and its place, such as `messages[0].content`, which errors name.
 
     Attributes:
@@ -48,11 +48,11 @@ class Given:
     def __init__(self, value: Any, where: str) -> None:
         self.value, self.where = value, where
 
-    def get(self, name: str) -> Given:
+    def get(self, name: str) -> JsonValue:
         """A field of an object; its value is None if there is none."""
-        return Given(self.value.get(name), f"{self.where}.{name}".lstrip("."))
+        return JsonValue(self.value.get(name), f"{self.where}.{name}".lstrip("."))
 
-    def each(self) -> list[Given]:
+    def each(self) -> list[JsonValue]:
         """The objects of an array.
 
         Raises:
@@ -60,9 +60,9 @@ class Given:
         """
         if not isinstance(self.value, list):
             raise invalid(self.where, f"expected an array, found {shown(self.value)}")
-        return [Given(value, f"{self.where}[{i}]").checked() for i, value in enumerate(self.value)]
+        return [JsonValue(value, f"{self.where}[{i}]").checked() for i, value in enumerate(self.value)]
 
-    def checked(self) -> Given:
+    def checked(self) -> JsonValue:
         """The field, which has an object.
 
         Raises:
@@ -104,16 +104,16 @@ class Given:
 # ---------------------------------------------------------------------------------------------- contents
 
 Part = JsonObject
-Kinds = Mapping[str, Callable[[Given], Sequence[Part]]]
+Kinds = Mapping[str, Callable[[JsonValue], Sequence[Part]]]
 """The kinds of parts of an API -> the parts of chat that one becomes."""
 
 
-def texts(name: str = "text") -> Callable[[Given], list[Part]]:
+def texts(name: str = "text") -> Callable[[JsonValue], list[Part]]:
     """Reads a part that is the text of a field."""
     return lambda part: [{"type": "text", "text": part.text(name)}]
 
 
-def parts_of(part: Given, kinds: Kinds) -> Sequence[Part]:
+def parts_of(part: JsonValue, kinds: Kinds) -> Sequence[Part]:
     """The parts of chat that a part becomes.
 
     Raises:
@@ -126,7 +126,7 @@ def parts_of(part: Given, kinds: Kinds) -> Sequence[Part]:
     return kinds[kind](part)
 
 
-def content_of(content: Given, kinds: Kinds) -> str | list[Part]:
+def content_of(content: JsonValue, kinds: Kinds) -> str | list[Part]:
     """A content: a text, or parts of which one is no text.
 
     Raises:
@@ -166,7 +166,7 @@ def call_of(name: str, arguments: JsonObject, ident: str | None = None) -> JsonO
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def _as_it_is(part: Given) -> list[Part]:
+def _as_it_is(part: JsonValue) -> list[Part]:
     """An image, which `media.py` reads."""
     return [dict(part.value)]
 
@@ -189,23 +189,23 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
 
 
 def _message(sent: Any, where: str) -> JsonObject:
-    message = Given(sent, where).checked()
-    given = message.value = _modern(sent)
-    role = given.get("role")
+    message = JsonValue(sent, where).checked()
+    fields = message.value = _modern(sent)
+    role = fields.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{where}.role", f"expected {', '.join(ROLES)}, found {shown(role)}")
     found: JsonObject = {"role": ROLES[role]}
-    if isinstance(given.get("name"), str):
-        found["name"] = given["name"]
+    if isinstance(fields.get("name"), str):
+        found["name"] = fields["name"]
     if role == "tool":
         found["tool_call_id"] = message.text("tool_call_id")
     if role == "assistant":
-        if (thinking := given.get("reasoning_content") or given.get("reasoning")) is not None:
-            found["reasoning_content"] = Given(thinking, f"{where}.reasoning_content").text()
-        if given.get("tool_calls"):
+        if (thinking := fields.get("reasoning_content") or fields.get("reasoning")) is not None:
+            found["reasoning_content"] = JsonValue(thinking, f"{where}.reasoning_content").text()
+        if fields.get("tool_calls"):
             found["tool_calls"] = [_call(call) for call in message.get("tool_calls").each()]
-        if given.get("content") is None:
-            refusal = given.get("refusal")
+        if fields.get("content") is None:
+            refusal = fields.get("refusal")
             if not found.keys() & {"tool_calls", "reasoning_content"} and not isinstance(refusal, str):
                 raise invalid(f"{where}.content", "there is neither content nor a tool call")
             return found | {"content": refusal if isinstance(refusal, str) else ""}
@@ -222,7 +222,7 @@ def _modern(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message
 
 
-def _call(call: Given) -> JsonObject:
+def _call(call: JsonValue) -> JsonObject:
     ident = call.value["id"] if isinstance(call.value.get("id"), str) else None
     if isinstance(call.value.get("custom"), Mapping):
         custom = call.get("custom")
@@ -356,10 +356,10 @@ def chat_prompt(
     last = last_answer(messages) if continues else None
     model.check_length(_texts(messages), "messages")
     if all(isinstance(message.get("content"), str) for message in messages):
-        given = [dict(message) for message in messages]
+        plain = [dict(message) for message in messages]
     else:
-        given = load_images(messages, model.options, model.runner.supports_multimodal)
-    checked = merged_system(given)
+        plain = load_images(messages, model.options, model.runner.supports_multimodal)
+    checked = merged_system(plain)
 
     def check(text: str) -> None:
         model.check_length([text], "messages")

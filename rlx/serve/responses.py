@@ -41,7 +41,7 @@ from rlx.serve.media import ImageSource
 from rlx.serve.openai.bodies import Effort, Positive, Share, Text, Tools, TopLogprobs
 from rlx.serve.prompts import (
     ChatPrompt,
-    Given,
+    JsonValue,
     call_of,
     content_of,
     effort_variables,
@@ -434,13 +434,13 @@ def messages_of(items: str | Sequence[Mapping[str, Any]] | None, instructions: s
     if isinstance(items, str):
         found.append({"role": "user", "content": items})
     for i, item in enumerate(items if items is not None and not isinstance(items, str) else ()):
-        _add(Given(item, f"input[{i}]"), system, found)
+        _add(JsonValue(item, f"input[{i}]"), system, found)
     if not found:
         raise invalid("input", "there is no message", 'give a text, or [{"role": "user", "content": "..."}]')
     return [{"role": "system", "content": "\n\n".join(system)}, *found] if system else found
 
 
-def _add(item: Given, system: list[str], found: list[JsonObject]) -> None:
+def _add(item: JsonValue, system: list[str], found: list[JsonObject]) -> None:
     """Adds one item of the input."""
     kind = item.value.get("type", "message" if "role" in item.value else None)
     if kind == "message":
@@ -451,10 +451,10 @@ def _add(item: Given, system: list[str], found: list[JsonObject]) -> None:
             message["reasoning_content"] = f"{message.get('reasoning_content', '')}\n{text}".lstrip("\n")
     elif kind in ("function_call", "custom_tool_call"):
         arguments = item.get("arguments")
-        given = (
+        parsed = (
             {INPUT: item.text("input")} if kind == "custom_tool_call" else arguments.text() and arguments.arguments()
         )
-        call = call_of(item.text("name"), given or {}, item.text("call_id"))
+        call = call_of(item.text("name"), parsed or {}, item.text("call_id"))
         _assistant(found).setdefault("tool_calls", []).append(call)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         text, images = text_and_images(content_of(item.get("output"), _KINDS))
@@ -468,7 +468,7 @@ def _add(item: Given, system: list[str], found: list[JsonObject]) -> None:
         raise invalid(f"{item.where}.type", f"items of type {kind!r} are not supported", hint)
 
 
-def _add_message(item: Given, system: list[str], found: list[JsonObject]) -> None:
+def _add_message(item: JsonValue, system: list[str], found: list[JsonObject]) -> None:
     role = item.value.get("role")
     if role not in _ROLES:
         raise invalid(f"{item.where}.role", f"expected one of {', '.join(_ROLES)}, found {role!r}")
@@ -490,7 +490,7 @@ def _assistant(found: list[JsonObject]) -> JsonObject:
     return found[-1]
 
 
-def _reasoning(item: Given) -> str:
+def _reasoning(item: JsonValue) -> str:
     """The text of a reasoning item: what the model wrote, else its summary. One of another server may have neither."""
     for name in ("content", "summary"):
         if parts := item.get(name).each() if item.value.get(name) else ():
@@ -498,7 +498,7 @@ def _reasoning(item: Given) -> str:
     return ""
 
 
-def _image(part: Given) -> list[JsonObject]:
+def _image(part: JsonValue) -> list[JsonObject]:
     if part.value.get("file_id") is not None:
         raise invalid(f"{part.where}.file_id", "the server stores no files", "give `image_url`, a data URI")
     return [ImageSource(part.text("image_url"), f"{part.where}.image_url").part]

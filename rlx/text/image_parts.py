@@ -190,15 +190,15 @@ class ImageTokens:
     def expanded(self, ids: Iterable[int]) -> list[int]:
         """Ids with `begin`, one placeholder and `end` for each image, from those that a template writes."""
         found: list[int] = []
-        given = list(ids)
-        for at, token in enumerate(given):
+        tokens = list(ids)
+        for at, token in enumerate(tokens):
             if token != self.written:
                 found.append(token)
                 continue
-            if self.begin is not None and (self.writes_begin or given[max(0, at - 1)] != self.begin):
+            if self.begin is not None and (self.writes_begin or tokens[max(0, at - 1)] != self.begin):
                 found.append(self.begin)
             found.append(self.placeholder)
-            if self.end is not None and self.end not in given[at + 1 : at + 2]:
+            if self.end is not None and self.end not in tokens[at + 1 : at + 2]:
                 found.append(self.end)
         return found
 

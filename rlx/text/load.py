@@ -32,13 +32,13 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         AmbiguousModelError: the folder holds several models.
         ModelFileError: the path or the GGUF file cannot be used.
     """
-    given = arguments.path("path", path)
+    source = arguments.path("path", path)
     try:
-        is_bare = given.is_dir() and not models_in(given)
+        is_bare = source.is_dir() and not models_in(source)
     except OSError as error:
-        raise file_error(ModelFileError, "the path cannot be read", error, given) from error
-    if is_bare or given.name == TOKENIZER_FILE:
-        return tokenizer_from_hf(given)
+        raise file_error(ModelFileError, "the path cannot be read", error, source) from error
+    if is_bare or source.name == TOKENIZER_FILE:
+        return tokenizer_from_hf(source)
     found = resolve_model_path(path)
     return _load_gguf(found) if model_format(found) == "gguf" else tokenizer_from_hf(found.parent)
 

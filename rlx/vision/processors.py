@@ -50,8 +50,8 @@ def resized(pixels: Pixels, height: int, width: int, method: int) -> Steps:
         ImageError: Pillow is not installed.
     """
     pixels = yield from _along_rows(pixels, width, method)
-    turned = yield from _along_rows(pixels.swapaxes(0, 1), height, method)
-    return np.ascontiguousarray(turned.swapaxes(0, 1))
+    across = yield from _along_rows(pixels.swapaxes(0, 1), height, method)
+    return np.ascontiguousarray(across.swapaxes(0, 1))
 
 
 def _along_rows(pixels: Pixels, width: int, method: int) -> Steps:

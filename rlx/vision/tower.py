@@ -243,9 +243,9 @@ class Tower:
         count, start = len(patches.patches), time.perf_counter()
         memory, size = self._compiler.backend.memory, 4 * config.hidden
         with closing(memory.allocate(count * size)) as x:
-            given = {"patches": patches.patches, **places}
+            values = {"patches": patches.patches, **places}
             for begin, end in self._chunks("embedding", count, seconds):
-                self._run("embedding", graphs.embedding, begin, end, given).copy_to(_rows(x, size, begin, end))
+                self._run("embedding", graphs.embedding, begin, end, values).copy_to(_rows(x, size, begin, end))
                 yield
             rows = np.empty((count // config.patches_per_row, config.row_width), np.float32)
             if graphs.layers:
@@ -325,7 +325,7 @@ class Tower:
         bound: Bound,
         begin: int,
         end: int,
-        given: Mapping[str, npt.NDArray[Any]],
+        values: Mapping[str, npt.NDArray[Any]],
         x: Buffer | None = None,
         states: StateMemory | None = None,
         past: int = 0,
@@ -333,7 +333,7 @@ class Tower:
         """Runs a graph for the rows begin .. end: its output "y", valid until the next run; keys have none.
 
         Args:
-            given: inputs for all rows.
+            values: of the inputs, for all rows.
             x: the input "x" for these rows.
         """
         program, start = self._program(bound, end - begin), time.perf_counter()
@@ -347,7 +347,7 @@ class Tower:
             if name == "x" and x is not None:
                 program.fill(name, x)
                 continue
-            part = given[name][begin:end]
+            part = values[name][begin:end]
             array.reshape(-1)[: part.size] = part.reshape(-1)
         program.run(**extents)
         self._seconds[kind] = (time.perf_counter() - start) / (end - begin)

@@ -110,7 +110,7 @@ class Composed:
         rows, k = self.info.shape
         return self.reshaped(matrices, rows // matrices, k)
 
-    def turned(self) -> Composed:
+    def transposed(self) -> Composed:
         """The matrices of a stack, each transposed; numbers in blocks become float32."""
         count, n, k = self.info.shape
 

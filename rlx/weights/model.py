@@ -97,7 +97,7 @@ class ModelWeights(CanonicalTensors):
         start: int,
         count: int,
         period: int | None = None,
-        turn: bool = False,
+        transposed: bool = False,
         matrices: int = 0,
         either: bool = False,
     ) -> None:
@@ -108,7 +108,7 @@ class ModelWeights(CanonicalTensors):
             source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
                 [E, R, k], whose every matrix is cut in the same way.
             period: R where it is None; E * R for one matrix of a stack.
-            turn: transposes each matrix of the result with `matrices`; else of the source.
+            transposed: transposes each matrix of the result with `matrices`; else of the source.
             matrices: makes a stack of so many matrices of the rows of a matrix.
             either: does not transpose a source that has `period` rows already: transformers writes some experts with
                 their inputs first, and some not.
@@ -116,16 +116,16 @@ class ModelWeights(CanonicalTensors):
         Raises:
             WeightError: there is no such source, its rows do not divide, or `name` is another tensor already.
         """
-        definition = (source, start, count, period, turn, matrices, either)
+        definition = (source, start, count, period, transposed, matrices, either)
         if name in self._tensors:
             if self._defined.get(name) != definition:
                 raise WeightError(f"{name} is there already, as {self.names[name]!r}", where=self.loader.path)
             return
         parent = self._tensor(source)
-        turns = turn and not matrices and not (either and parent.info.shape[-2] == period)
-        view = (parent.turned() if turns else parent).rows(name, start, count, period, self.loader.path)
+        whole = transposed and not matrices and not (either and parent.info.shape[-2] == period)
+        view = (parent.transposed() if whole else parent).rows(name, start, count, period, self.loader.path)
         if matrices:
-            view = view.cut(matrices).turned() if turn else view.cut(matrices)
+            view = view.cut(matrices).transposed() if transposed else view.cut(matrices)
         self._tensors[name], self._defined[name], self.names[name] = view, definition, view.info.name
 
     def _found(self, name: str) -> Composed | None:

@@ -385,8 +385,8 @@ def find(name: str) -> list[DownloadedModel]:
     """
     base, quantization = split_quantization(name)
     there = downloaded()
-    wanted = (quantization or "").upper()
-    found = [each for each in there if each.repo == base and wanted in ("", (each.model.quantization or "").upper())]
+    tag = (quantization or "").upper()
+    found = [each for each in there if each.repo == base and tag in ("", (each.model.quantization or "").upper())]
     if found:
         return found
     if Path(name).expanduser().exists():

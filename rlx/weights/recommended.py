@@ -58,10 +58,10 @@ def gguf_keys(opts: SampleOpts) -> dict[str, int | float]:
 
 
 def _from_gguf(metadata: Mapping[str, Any], where: str) -> SampleOpts | None:
-    given = {name: metadata[_GGUF + key] for key, name in _GGUF_KEYS.items() if _GGUF + key in metadata}
-    if given.get("repetition_window") == _WHOLE_CONTEXT:
-        given["repetition_window"] = None
-    found = dict(_valid(given, where))
+    settings = {name: metadata[_GGUF + key] for key, name in _GGUF_KEYS.items() if _GGUF + key in metadata}
+    if settings.get("repetition_window") == _WHOLE_CONTEXT:
+        settings["repetition_window"] = None
+    found = dict(_valid(settings, where))
     return SampleOpts(**found) if found else None
 
 
@@ -79,9 +79,9 @@ def _from_transformers(config: Mapping[str, Any], where: str) -> SampleOpts | No
     return SampleOpts(**found, repetition_window=None)
 
 
-def _valid(given: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+def _valid(settings: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
     """The values within their ranges; the others cause a warning."""
-    for name, value in given.items():
+    for name, value in settings.items():
         try:
             SampleOpts(**{name: value})
         except SamplingError as error:

@@ -274,13 +274,13 @@ class DiskKVCache:
             self._write_pages(self.store.digests(keys), len(keys), worth.used, call, keep_on)
             return
         states: list[tuple[int, Any]] = call(partial(self.pool.index.checkpoints, keys)) or []
-        wanted = [
+        chosen = [
             (length, state)
             for length, state in states
             if length >= LEAST and (length == len(keys) or (worth.whole and length % SPACING))
         ]
         digests = self.store.digests(keys)
-        for length, state in wanted:
+        for length, state in chosen:
             if self.store.has_states_at(digests, length):
                 self._touch(digests, length)
             elif not keep_on() or not self._write_pages(digests, length, worth.used, call, keep_on):

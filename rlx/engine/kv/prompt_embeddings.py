@@ -316,8 +316,10 @@ def _numbers(where: str, value: Any, shapes: list[tuple[int, ...]], hint: str | 
     if array.ndim == 1:  # flat, in the order of a shape
         array = next((array.reshape(shape) for shape in shapes if prod(shape) == array.size), array)
     if array.dtype.kind not in "fiu" or array.shape not in shapes:
-        wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise PromptError(f"expected numbers {wanted}, found {array.dtype} {list(array.shape)}", where=where, hint=hint)
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise PromptError(
+            f"expected numbers {expected}, found {array.dtype} {list(array.shape)}", where=where, hint=hint
+        )
     return np.array(array, np.float32, order="C")
 
 

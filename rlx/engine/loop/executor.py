@@ -325,11 +325,11 @@ class Executor:
             return {}
         self.scheduler.cost.update()
         pairs = zip(jobs, self.scheduler.draft_rows(probs), strict=True)
-        wanted = {job.drafts: count for job, count in pairs if job.drafts and count}
+        lengths = {job.drafts: count for job, count in pairs if job.drafts and count}
         found: dict[Drafts, list[int]] = {}
-        for drafts in wanted:
+        for drafts in lengths:
             if drafts not in found:
-                found |= drafts.propose_together(wanted)
+                found |= drafts.propose_together(lengths)
         return {job: found[job.drafts] for job in jobs if job.drafts in found}
 
     def _accept(self, found: Mapping[Job, Values | None], segments: Mapping[Job, Segment]) -> None:

@@ -249,15 +249,15 @@ def _keywords(function: Callable[..., R], options: Any) -> Callable[..., R]:
     names = [*leading, *options_of(options)]
 
     @wraps(function)
-    def opens(*given: Any, **values: Any) -> R:
-        owner = given[0].__name__ + "." if given and isinstance(given[0], type) else ""
+    def opens(*positional: Any, **values: Any) -> R:
+        owner = positional[0].__name__ + "." if positional and isinstance(positional[0], type) else ""
         where = owner + function.__name__
-        if len(given) > len(leading):
+        if len(positional) > len(leading):
             hint = f"name the options, as in {where}(path, threads=2)"
             raise UnknownArgumentError("options have no positions", where=where, hint=hint)
         first = {name: values.pop(name) for name in leading if name in values}
         check_arguments(where, values, [name for name in names if name not in ("cls", "self")])
-        return function(*given, **first, options=options(**values))
+        return function(*positional, **first, options=options(**values))
 
     parameters = [signature.parameters[name] for name in leading]
     parameters += [_parameter(each) for each in added.values()]

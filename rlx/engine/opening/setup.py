@@ -164,11 +164,11 @@ def open_with(source: str | PathLike[str] | WeightLoader, config: Config | None)
 def _check(loader: WeightLoader, config: Config) -> None:
     own = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
     if isinstance(config, models.ModelConfig):
-        given, names = config, tuple(f.name for f in fields(models.ModelConfig))
+        other, names = config, tuple(f.name for f in fields(models.ModelConfig))
     else:
-        given, names = models.from_hf(weights.safetensors.read_config(config), where="config"), _SIZES
+        other, names = models.from_hf(weights.safetensors.read_config(config), where="config"), _SIZES
     for name in names:
-        mine, theirs = getattr(own, name), getattr(given, name)
+        mine, theirs = getattr(own, name), getattr(other, name)
         if mine != theirs:
             what = f"the given config describes another model: its {name} is {_shown(theirs)}, the file's"
             hint = "leave the config out: the file has its own"
@@ -379,13 +379,13 @@ class Setup:
         )
 
 
-def chosen_profile(given: ProfileLike, chosen: EngineOptions) -> CompileProfile:
+def chosen_profile(source: ProfileLike, chosen: EngineOptions) -> CompileProfile:
     """A profile with the options of a caller, which win; the precision of both phases is set.
 
     Raises:
         ProfileError: the profile cannot be read, or has an unknown key or value.
     """
-    loaded = CompileProfile.load(given)
+    loaded = CompileProfile.load(source)
     return replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
 
 

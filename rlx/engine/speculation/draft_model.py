@@ -45,8 +45,10 @@ def draft_plan(engine: Engine, setup: Setup, loader: WeightLoader) -> Plan:
     config, _ = open_model(loader)
     profile = replace(setup.profile, family=None, model=None, kv_bytes=None, cache_kv=None)
     most = min(setup.max_seq, config.context)
-    given = EngineOptions(profile=profile, max_seq=most, threads=setup.threads, cache=setup.cache, device=engine.device)
-    plan = Plan.of(loader, given)
+    chosen = EngineOptions(
+        profile=profile, max_seq=most, threads=setup.threads, cache=setup.cache, device=engine.device
+    )
+    plan = Plan.of(loader, chosen)
     sizes = Sizes.of(plan.graph, plan.setup.layouts, most, profile.buckets[-1])
     share = sizes.sequence_bytes(most) / engine.pool.sizes.sequence_bytes(most)
     nbytes = max(ceil(share * engine.pool.kv_bytes), sizes.sequence_bytes(most))
@@ -122,13 +124,13 @@ class DraftModel:
         """Closes the model and its file."""
         self.engine.close()
 
-    def draft(self, wanted: Mapping[ModelDrafter, int]) -> dict[ModelDrafter, list[int]]:
+    def draft(self, lengths: Mapping[ModelDrafter, int]) -> dict[ModelDrafter, list[int]]:
         """At most so many drafts for each text, all in the same steps; fewer where the draft model has no room."""
-        found: dict[ModelDrafter, list[int]] = {each: [] for each in wanted}
+        found: dict[ModelDrafter, list[int]] = {each: [] for each in lengths}
         try:
-            rows = {each: lacking for each in wanted if (lacking := each.lacking())}
+            rows = {each: lacking for each in lengths if (lacking := each.lacking())}
             while rows:
-                rows = self._step(rows, found, wanted)
+                rows = self._step(rows, found, lengths)
         except (PoolFullError, NumericalError):
             pass  # fewer drafts: the answer does not depend on them
         return {each: [*takewhile(lambda token: 0 <= token < self.ids, tokens)] for each, tokens in found.items()}
@@ -137,12 +139,12 @@ class DraftModel:
         self,
         rows: dict[ModelDrafter, list[int]],
         found: dict[ModelDrafter, list[int]],
-        wanted: Mapping[ModelDrafter, int],
+        lengths: Mapping[ModelDrafter, int],
     ) -> dict[ModelDrafter, list[int]]:
         """Adds a draft for each text, or all for one that is alone; returns the rows of the next step."""
         if len(rows) == 1:
             ((one, tokens),) = rows.items()
-            left = wanted[one] - len(found[one])
+            left = lengths[one] - len(found[one])
             if len(tokens) == 1 and (more := self.engine.greedy(one.sequence, tokens[0], left)):
                 found[one] += more
                 return {}
@@ -155,7 +157,7 @@ class DraftModel:
         chosen = self.engine.choose([*ends.values()], [LIKELIEST] * len(ends)) if ends else ()
         for each, (token, _, _) in zip(ends, chosen, strict=True):
             found[each].append(token)
-        return {each: found[each][-1:] for each in ends if found[each][-1] >= 0 and len(found[each]) < wanted[each]}
+        return {each: found[each][-1:] for each in ends if found[each][-1] >= 0 and len(found[each]) < lengths[each]}
 
 
 def _bytes(loader: WeightLoader) -> int:
@@ -231,11 +233,11 @@ class ModelDrafts(Drafts):
 
     _drafter: ModelDrafter
 
-    def propose_together(self, wanted: Mapping[Drafts, int]) -> Mapping[Drafts, list[int]]:
+    def propose_together(self, lengths: Mapping[Drafts, int]) -> Mapping[Drafts, list[int]]:
         """The drafts of all generations that have the same draft model."""
         model = self._drafter.model
-        ours = [each for each in wanted if isinstance(each, ModelDrafts) and each._drafter.model is model]
-        found = model.draft({each._drafter: wanted[each] for each in ours})
+        ours = [each for each in lengths if isinstance(each, ModelDrafts) and each._drafter.model is model]
+        found = model.draft({each._drafter: lengths[each] for each in ours})
         return {each: each._drafter.expect(found[each._drafter]) for each in ours}
 
     def close(self) -> None:

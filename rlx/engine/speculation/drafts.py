@@ -144,9 +144,9 @@ class Drafts:
         """As `Drafter.propose`."""
         return self._drafter.propose(count) if count else []
 
-    def propose_together(self, wanted: Mapping[Drafts, int]) -> Mapping[Drafts, list[int]]:
-        """As `propose`, and the drafts of those others of `wanted` that are computed in the same steps."""
-        return {self: self.propose(wanted[self])}
+    def propose_together(self, lengths: Mapping[Drafts, int]) -> Mapping[Drafts, list[int]]:
+        """As `propose`, and the drafts of those others of `lengths` that are computed in the same steps."""
+        return {self: self.propose(lengths[self])}
 
     def forget(self, length: int) -> None:
         """Follows a rewind: the sequence was cut to its first `length` tokens."""

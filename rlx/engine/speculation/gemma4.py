@@ -132,10 +132,10 @@ class CacheReader:
         if not 0 <= at < self._count or self.sequence is None or self._hidden is None:
             return
         program, width = self._programs[ProgramSpec((1, 1))], 4 * self._width
-        given = self._hidden.part(at * width, width)
+        state = self._hidden.part(at * width, width)
         env = {"SEQ": 1, "PAST_SEQ": length - 1, **self._runner.bind_slots(program, self.sequence)}
         for _ in range(count):
-            program.fill(HIDDEN, given)
+            program.fill(HIDDEN, state)
             program.inputs["tokens"][:1] = token
             program.inputs["positions"][:1] = length + shift_at(self.sequence.embeddings, length)
             program.run(**env)
@@ -145,7 +145,7 @@ class CacheReader:
             if self._groups is not None:
                 token = int(self._groups[program.output("clusters", **env)[0]].reshape(-1)[token])
             yield token
-            given = program.result("next_hidden", **env)
+            state = program.result("next_hidden", **env)
 
     @property
     def _width(self) -> int:

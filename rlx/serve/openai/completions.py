@@ -506,15 +506,15 @@ def _prompts(model: ServedModel, body: CompletionBody) -> list[Context]:
 async def _echoes(model: ServedModel, body: CompletionBody, asked: Sequence[Asked]) -> list[Echo]:
     """The beginnings of the answers to each prompt, each computed when the one before is there."""
     found = []
-    for given, each in zip(prompts(body.prompt, "prompt"), asked, strict=True):
-        found.append(await in_thread(partial(_echo, model, given, each)))
+    for text, each in zip(prompts(body.prompt, "prompt"), asked, strict=True):
+        found.append(await in_thread(partial(_echo, model, text, each)))
     return found
 
 
-def _echo(model: ServedModel, given: Any, asked: Asked) -> Echo:
+def _echo(model: ServedModel, prompt: Any, asked: Asked) -> Echo:
     context = asked.request.ids
     assert isinstance(context, Context)
-    text = given if isinstance(given, str) else model.tokenizer.decode(context.ids)
+    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(context.ids)
     if asked.request.top_logprobs is None:
         return Echo(text)
     steps = model.runner.score_steps(context, asked.request.top_logprobs, adapter=model.adapter)

@@ -64,13 +64,13 @@ def router(server: Server) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text or of a conversation."""
         model = server.named(body.model)
-        given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
-        if len(given) != 1:
-            raise invalid(given[1] if given else "content", "expected content, prompt or messages, and one of them")
+        present = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+        if len(present) != 1:
+            raise invalid(present[1] if present else "content", "expected content, prompt or messages, and one of them")
         if body.messages is not None:
             prompt = await in_thread(lambda: _chat_prompt(model, body))
             return json_response(_vllm(model, prompt, body))
-        return await in_thread(lambda: json_response(_tokenized(model, body)), model.text_turns)
+        return await in_thread(lambda: json_response(_tokenized(model, body)), model.text_limiter)
 
     @found.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
@@ -81,7 +81,7 @@ def router(server: Server) -> APIRouter:
             text = _decoded(model.tokenizer, body.tokens)
             return json_response({"content": text, "prompt": text})
 
-        return await in_thread(answer, model.text_turns)
+        return await in_thread(answer, model.text_limiter)
 
     @found.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:
@@ -95,7 +95,7 @@ def router(server: Server) -> APIRouter:
     async def apply_template(body: TemplateBody) -> Response:
         """The text that the chat template makes of a conversation."""
         model = server.named(body.model)
-        return await in_thread(lambda: json_response({"prompt": _formatted(model, body)}), model.text_turns)
+        return await in_thread(lambda: json_response({"prompt": _formatted(model, body)}), model.text_limiter)
 
     return found
 
@@ -136,8 +136,8 @@ def _tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
 
 def _check_length(body: TokenizeBody) -> None:
     """Refuses texts whose tokens would take too much memory, which is many times theirs."""
-    field, given = ("content", body.content) if body.prompt is None else ("prompt", body.prompt)
-    parts = [given] if isinstance(given, str) else given or []
+    field, texts = ("content", body.content) if body.prompt is None else ("prompt", body.prompt)
+    parts = [texts] if isinstance(texts, str) else texts or []
     if (count := sum(len(part) for part in parts if isinstance(part, str))) > MAX_TEXT:
         what = f"the text has {count} characters, and {MAX_TEXT} are allowed"
         raise invalid(field, what, "send it in several requests")

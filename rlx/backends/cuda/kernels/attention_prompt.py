@@ -252,15 +252,17 @@ class Prompt:
             for part in range(t.parts):
                 k.store(k.at(to, I8, part * t.operand), k.vector([each[part] for each in parts]))
 
-    def operands(self, start: Value, which: int, part: int, row: Value, column: int, *, turned: bool) -> list[Value]:
+    def operands(
+        self, start: Value, which: int, part: int, row: Value, column: int, *, transposed: bool
+    ) -> list[Value]:
         """Four registers: operands of two products from 16 rows of keys or values, or 16 columns."""
         k, t = self.k, self.t
-        if turned:
+        if transposed:
             own, half = (k.lane & 7) + ((k.lane >> 3) & 1) * 8, k.lane >> 4
         else:
             own, half = (k.lane & 7) + (k.lane >> 4) * 8, (k.lane >> 3) & 1
         at = (row + own) * t.stride + half * 16 + (2 * column + (which * t.parts + part) * t.operand)
-        return matrices(k, k.at(start, I8, at), turned=turned)
+        return matrices(k, k.at(start, I8, at), transposed=transposed)
 
     # -- a chunk ------------------------------------------------------------------------------------------------------
 
@@ -273,7 +275,9 @@ class Prompt:
         for step in range(t.keys // 16):
             left = [[w[i][part] for w in weights[2 * step : 2 * step + 2] for i in range(2)] for part in range(t.own)]
             for column in range(0, t.width, 16):
-                right = [self.operands(start, 1, part, row + 16 * step, column, turned=True) for part in range(t.parts)]
+                right = [
+                    self.operands(start, 1, part, row + 16 * step, column, transposed=True) for part in range(t.parts)
+                ]
                 for half in range(2):
                     own = self.sums[column // 8 + half]
                     values = [value.get() for value in own]
@@ -288,7 +292,7 @@ class Prompt:
         for step in range(t.width // 16):
             left = self.query_of(step)
             right = [
-                [self.operands(start, 0, part, row + 16 * i, 16 * step, turned=False) for part in range(t.parts)]
+                [self.operands(start, 0, part, row + 16 * i, 16 * step, transposed=False) for part in range(t.parts)]
                 for i in range(t.keys // 16)
             ]
             for i, j in t.pairs:

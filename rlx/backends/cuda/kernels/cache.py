@@ -265,7 +265,7 @@ def staged_head(
     weight, eps = rope.norm if rope and rope.norm else (None, 0.0)
     values = [k.load(source, F32, i) for i, _ in columns]
     factors = [k.load(weight, F32, i, constant=True) for i, _ in columns] if weight else []
-    turns = [
+    rotations = [
         [k.load(rope.angles, F32, row * (2 * rope.half) + i + at) for at in (0, rope.half)] if rope else []
         for i, _ in rotated
     ]
@@ -284,7 +284,7 @@ def staged_head(
     pairs = [(i * 2, i * 2 + 1) if rope.interleaved else (i, i + rope.half) for i, _ in rotated]
     read = [(k.load(place, F32, first), k.load(place, F32, second)) for first, second in pairs]
     k.sync_warp()
-    for (_, inside), own, (x0, x1), (cos, sin) in zip(rotated, pairs, read, turns, strict=True):
+    for (_, inside), own, (x0, x1), (cos, sin) in zip(rotated, pairs, read, rotations, strict=True):
         with k.guarded(inside):
             k.store(place, x0 * cos - x1 * sin, own[0])
             k.store(place, x0 * sin + x1 * cos, own[1])

@@ -407,10 +407,10 @@ class _Row:
                 number = start + k.lane
                 token = k.load(ids, I32, k.smaller(number, changes - 1))
                 inside = (number < changes) & (token >= own) & (token < own + mine) & (token < self.vocab)
-                wanted = k.ballot(inside)
-                with k.when(_not(wanted.equals(0))), k.loop(0, WARP) as bit:
-                    is_wanted = ((wanted >> bit) & 1).equals(1)
-                    with k.when(is_wanted & k.lane.equals(0)):
+                candidates = k.ballot(inside)
+                with k.when(_not(candidates.equals(0))), k.loop(0, WARP) as bit:
+                    is_candidate = ((candidates >> bit) & 1).equals(1)
+                    with k.when(is_candidate & k.lane.equals(0)):
                         self._change_one(place, start + bit, k.load(ids, I32, start + bit) - first)
             k.barrier()
 

@@ -275,7 +275,7 @@ class Block:
         """Sixteen values as operands of two products: the elements of a group of sixteen."""
         k, t = self.k, self.t
         row = (k.lane & 15) + (16 * step + part * t.keys)
-        return matrices(k, k.at(start, I8, row * t.stride + (k.lane >> 4) * 16 + group * 32), turned=True)
+        return matrices(k, k.at(start, I8, row * t.stride + (k.lane >> 4) * 16 + group * 32), transposed=True)
 
     # -- all chunks ---------------------------------------------------------------------------------------------------
 

@@ -91,14 +91,14 @@ def wait_barrier(k: Code, barrier: Value, parity: Value) -> None:
 # -- by a warp ---------------------------------------------------------------------------------------------------------
 
 
-def matrices(k: Code, place: Value, *, turned: bool = False) -> list[Value]:
+def matrices(k: Code, place: Value, *, transposed: bool = False) -> list[Value]:
     """Four 8 x 8 matrices of 16-bit numbers from shared memory, a register of each (ldmatrix).
 
     Args:
         place: lane 8 i + j has the address of row j of matrix i.
-        turned: whether they are transposed.
+        transposed: whether they are transposed.
     """
-    name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{'.trans' * turned}.b16.p3"
+    name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{'.trans' * transposed}.b16.p3"
     return _fields(k, k.call("{i32, i32, i32, i32}", name, place), I32)
 
 
