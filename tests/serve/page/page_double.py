@@ -34,6 +34,7 @@ class Double:
         requests: the bodies of the chat requests so far.
         answers: what comes next, an item a request: a list of pieces (a text, a delta, a `Gate`, `BREAK`,
             {"finish": reason}, {"chunk": a whole chunk}), or (status, error, headers). The last one is repeated.
+        models: the names of its models; the first one takes images.
         gone: how many clients went away before their answer was complete.
     """
 
@@ -48,10 +49,9 @@ class Double:
     def reset(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.answers: list[Any] = [["Hello."]]
-        self.model, self.key, self.context, self.gone = "double", "", 4096, 0
+        self.models, self.key, self.context, self.gone = ["double"], "", 4096, 0
         self.props: dict[str, Any] = {
             "default_generation_settings": {"n_ctx": 4096, "params": {"temperature": 0.7, "top_k": 20, "top_p": 0.95}},
-            "modalities": {"vision": True},
             "chat_template": "{% if enable_thinking %}<think>{% endif %}",
         }
 
@@ -61,11 +61,12 @@ class Double:
         return error(401, "a valid API key is missing")
 
     async def _models(self, request: Request) -> Response:
-        entry = {"id": self.model, "object": "model", "max_model_len": self.context}
-        return self._refused(request) or JSONResponse({"object": "list", "data": [entry]})
+        entries = [{"id": name, "object": "model", "max_model_len": self.context} for name in self.models]
+        return self._refused(request) or JSONResponse({"object": "list", "data": entries})
 
     async def _props(self, request: Request) -> Response:
-        return self._refused(request) or JSONResponse(self.props)
+        sees = request.query_params["model"] == self.models[0]
+        return self._refused(request) or JSONResponse({**self.props, "modalities": {"vision": sees}})
 
     async def _chat(self, request: Request) -> Response:
         if refused := self._refused(request):
@@ -74,10 +75,10 @@ class Double:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, tuple):
             return error(*answer)
-        return StreamingResponse(self._stream(answer), media_type="text/event-stream")
+        return StreamingResponse(self._stream(answer, self.requests[-1]["model"]), media_type="text/event-stream")
 
-    async def _stream(self, pieces: list[Any]) -> AsyncIterator[bytes]:
-        yield chunk({"role": "assistant", "content": ""})
+    async def _stream(self, pieces: list[Any], model: str) -> AsyncIterator[bytes]:
+        yield chunk({"role": "assistant", "content": ""}, model=model)
         finish, count = "stop", 0
         try:
             for piece in pieces:
@@ -93,11 +94,11 @@ class Double:
                     yield f"data: {json.dumps(piece['chunk'])}\n\n".encode()
                 else:
                     count += 1
-                    yield chunk({"content": piece} if isinstance(piece, str) else piece)
+                    yield chunk({"content": piece} if isinstance(piece, str) else piece, model=model)
         except asyncio.CancelledError:
             self.gone += 1
             raise
-        yield chunk({}, finish)
+        yield chunk({}, finish, model)
         usage = {"prompt_tokens": 312, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 256}}
         timings = {
             "cache_n": 256,
@@ -127,9 +128,9 @@ def serving(app: Any) -> Iterator[str]:
     thread.join(60)
 
 
-def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+def chunk(delta: dict[str, Any], finish: str | None = None, model: str = "double") -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return f"data: {json.dumps({'model': 'double', 'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
+    return f"data: {json.dumps({'model': model, 'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
 
 
 def error(status: int, message: str | dict[str, Any], headers: dict[str, str] | None = None) -> Response:

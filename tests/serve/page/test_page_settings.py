@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -92,3 +93,27 @@ def test_large_images_are_made_smaller_and_others_refused(page: Any, double: Dou
     kind, data = url.split(",")
     assert kind == "data:image/png;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size[0] == 2048
+
+
+def test_one_of_several_models(page: Any, double: Double) -> None:
+    """It answers from then on, also after a reload, and answers name their model."""
+    assert page.locator("#model select").count() == 0
+    send(page, "Go")
+    expect(answered(page).locator(".stats")).to_contain_text(re.compile("^41.5 tokens/s"))
+    double.models = ["double", "other"]
+    page.reload()
+    expect(page.get_by_label("Model")).to_have_value("double")
+    expect(page.locator(".stats")).to_contain_text("double · 41.5 tokens/s")
+    page.get_by_label("Model").focus()
+    page.get_by_label("Model").select_option("other")
+    expect(page.locator("#model option[value=other]")).to_have_attribute("selected", "")
+    expect(page.get_by_label("Model")).to_be_focused()
+    send(page, "Go on")
+    expect(answered(page, 2).locator(".stats")).to_contain_text("other · ")
+    assert [body["model"] for body in double.requests] == ["double", "other"]
+    page.reload()
+    expect(page.get_by_label("Model")).to_have_value("other")
+    expect(page.locator(".stats").first).to_contain_text("double · ")
+    double.models = ["double"]  # what a browser remembers may be gone
+    page.reload()
+    expect(page.locator("#model")).to_have_text("double")

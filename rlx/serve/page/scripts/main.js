@@ -471,10 +471,19 @@ async function connect() {
     }
   }
   connecting = false;
-  $("#model").textContent = server.model;
+  showModel();
   if (current.isEmpty()) showWelcome(send);
   showComposer();
   if (!$("#settings").hidden) settingsPanel.show(current.settings);
+}
+
+/** The model's name; of several models a list to choose from. */
+function showModel() {
+  const held = $("#model").contains(document.activeElement);
+  const names = server.models.map((name) => h("option", { value: name, selected: name === server.model }, name));
+  const list = h("select", { "aria-label": "Model", on: { change: () => (server.choose(list.value), connect()) } }, names);
+  $("#model").replaceChildren(names.length > 1 ? list : server.model);
+  if (held) list.focus();
 }
 
 async function start() {
@@ -495,7 +504,8 @@ async function start() {
   addEventListener("pagehide", () => running.forEach((generation) => save(generation.conversation)));
   showAll();
   if (!isNarrow.matches) composer.focus();
-  connect();
+  await connect();
+  current.path().forEach(showMessage); // answers name their model if there are several
 }
 
 start();

@@ -2,6 +2,7 @@
 
 import { announce, copyFrom, h, icon, iconButton } from "./dom.js";
 import { codeBlock, MarkdownView } from "./markdown_view.js";
+import { server } from "./server.js";
 
 /** Shows a message of a conversation. `actions` are edit, retry, goOn, choose, sendResults, newConversation, close. */
 export class MessageView {
@@ -195,7 +196,8 @@ export class AnswerView extends MessageView {
     const asks = message.problem || message.finish === "broken"; // the note has a button for it
     const buttons = [message.text && copy, !asks && again, message.text && change].filter(Boolean);
     const footer = this.footer(siblings, buttons);
-    footer.append(h("span", { class: "stats", title: statsTitle(message.stats) }, statsText(message.stats)));
+    const parts = [server.models.length > 1 && message.model, ...statsParts(message.stats)].filter(Boolean);
+    footer.append(h("span", { class: "stats", title: statsTitle(message.stats) }, parts.join(" · ")));
     return footer;
   }
 }
@@ -234,12 +236,12 @@ function liveText(generation) {
   return speed ? `about ${round(speed)} tokens/s` : "";
 }
 
-function statsText(stats) {
+function statsParts(stats) {
   const parts = [];
   if (stats.speed) parts.push(`${round(stats.speed)} tokens/s`);
   if (stats.tokens !== undefined) parts.push(plural(stats.tokens, "token"));
   if (stats.prompt !== undefined) parts.push(`prompt ${whole(stats.prompt)}${stats.cached ? `, ${whole(stats.cached)} cached` : ""}`);
-  return parts.join(" · ");
+  return parts;
 }
 
 function statsTitle(stats) {

@@ -1,9 +1,11 @@
 // What the server says of itself: the model, its context, what it takes, and how it samples unless told otherwise.
 
 import { getJson } from "./api.js";
+import { remember, remembered } from "./store.js";
 
 export const server = {
   ready: false,
+  models: [], // the names of all
   model: "", // the name that requests carry
   context: null, // tokens
   sees: false,
@@ -13,9 +15,11 @@ export const server = {
 
   /** Asks the server. Throws Failure. */
   async load() {
-    const [models, props] = await Promise.all([getJson("v1/models"), getJson("props")]);
-    const entry = models.data[0];
+    const entries = (await getJson("v1/models")).data;
+    const entry = entries.find(({ id }) => id === remembered("model", null)) ?? entries[0];
+    const props = await getJson(`props?model=${encodeURIComponent(entry.id)}`);
     const generation = props.default_generation_settings ?? {};
+    this.models = entries.map(({ id }) => id);
     this.model = entry.id;
     this.context = generation.n_ctx ?? entry.max_model_len ?? entry.meta?.n_ctx ?? null;
     this.sees = props.modalities?.vision === true;
@@ -29,5 +33,11 @@ export const server = {
       Server: props.build_info,
     };
     this.ready = true;
+  },
+
+  /** The model of this name answers from the next `load` on. */
+  choose(name) {
+    remember("model", name);
+    this.ready = false;
   },
 };
