@@ -514,8 +514,8 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
 
 _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
     "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe,
-    "qwen35": _qwen35, "qwen35moe": _qwen35, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
-    "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek,
-    "granitehybrid": _mamba, "nemotron_h": _mamba, "smollm3": _smollm3,
-    "exaone4": _exaone4,
+    "qwen35": _qwen35, "qwen35moe": _qwen35, "qwen3next": _qwen35,
+    "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2, "gemma3n": _gemma3n, "gemma4": _gemma4,
+    "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek,
+    "granitehybrid": _mamba, "nemotron_h": _mamba, "smollm3": _smollm3, "exaone4": _exaone4,
 }  # fmt: skip

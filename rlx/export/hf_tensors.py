@@ -110,6 +110,9 @@ def changes(config: TextConfig, canonical: str) -> Iterator[tuple[str, Change]]:
     if kind in ("exps", "shexp") and config.arch != "gemma4":
         yield f"{prefix}ffn_gate{end}.weight", _half(0)
         yield f"{prefix}ffn_up{end}.weight", _half(1)
+    elif config.row.hybrid == "delta rule" and name == "ssm_in.weight":
+        yield f"{prefix}attn_qkv.weight", _ungrouped(config, 0, 3)
+        yield f"{prefix}attn_gate.weight", _ungrouped(config, 3, 4)
     elif dense and name == "ffn_down_shexp.weight":
         yield f"{prefix}ffn_down.weight", Change()
     else:
@@ -130,7 +133,7 @@ def _change(config: TextConfig, name: str) -> Change:
     if config.row.gguf_rope != config.row.hf_rope and name.split(".")[0] in ("attn_q", "attn_k"):
         heads = config.heads if name.startswith("attn_q") else config.kv_heads
         return Change(move=lambda array: by_neighbours(array, heads))
-    if config.arch in ("qwen35", "qwen35moe"):
+    if config.row.hybrid == "delta rule":
         return _delta_rule(config, name)
     if config.row.hybrid == "mamba":
         return _mamba(config, name)
@@ -159,10 +162,28 @@ def retiled(array: Array, groups: int, heads: int) -> Array:
     return split.swapaxes(0, 1).reshape(array.shape)
 
 
+def _ungrouped(config: TextConfig, first: int, end: int) -> Change:
+    """Of q, k, v and the gate, which Qwen 3 Next has together for each K head, those from `first` on, one by one."""
+    net = config.model.recurrence
+    assert net is not None
+    groups, wide = net.key_heads, net.values // net.key_heads
+    sizes = [net.key_dim, net.key_dim, wide, wide]
+    bounds = [sum(sizes[:i]) for i in range(5)]
+
+    def apart(array: Array) -> Array:
+        heads = array.reshape(groups, bounds[-1], -1)
+        parts = (heads[:, bounds[i] : bounds[i + 1]].reshape(-1, array.shape[1]) for i in range(first, end))
+        return np.concatenate([*parts])
+
+    return Change(lambda shape: (groups * (bounds[end] - bounds[first]), shape[1]), apart)
+
+
 def _delta_rule(config: TextConfig, name: str) -> Change:
     """Qwen 3.5's recurrent layers: V heads that share a K head are adjacent in checkpoints, but not in GGUF."""
     net = config.model.recurrence
     assert net is not None
+    if config.row.gguf_heads == "grouped":
+        return Change(compute=_decay) if name == "ssm_a" else Change()
     groups, heads, keys = net.key_heads, net.value_heads, 2 * net.keys  # rows of Q and K come before V
 
     def tiled(array: Array) -> Array:

@@ -107,6 +107,7 @@ class Architecture:
         shared_expert: an additional expert for every token: "none", "may", or "gated": there is one, which the sigmoid
             of a projection weighs.
         hybrid: what replaces attention in most of its layers: "delta rule", "mamba", "convolution", or "" for none.
+        gguf_heads: how value heads of its GGUF files share key heads, see `Recurrence`.
         single_blocks: a layer is a recurrence, attention or a feed-forward block, not two of them.
         hf_spelling: usual keys of `config.json`, computed from its own.
         latent: its heads share keys and values, see `Latent`.
@@ -159,6 +160,7 @@ class Architecture:
     in_turns: bool = False
     shared_expert: str = "none"
     hybrid: str = ""
+    gguf_heads: str = "grouped"
     single_blocks: bool = False
     hf_spelling: Callable[[Keys], Mapping[str, Any]] | None = None
     latent: bool = False

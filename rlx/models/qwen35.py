@@ -1,4 +1,4 @@
-"""Qwen 3.5, dense and with experts: three of four layers use a gated delta rule instead of attention.
+"""Qwen 3 Next and 3.5, dense and with experts: three of four layers use a gated delta rule instead of attention.
 
 A family file: the equations of one decoder, top to bottom. Sources: gated delta networks (arXiv 2412.06464), the
 technical report of Qwen 3 (arXiv 2505.09388) for the rest; the shared expert, which every token uses, is that of
@@ -65,6 +65,7 @@ _RECURRENT = (
     Row("ssm_norm", "linear_attn.norm"),
     Row("ssm_out", "linear_attn.out_proj", SCALED),
 )
+_GROUPED = (Row("ssm_in", "linear_attn.in_proj_qkvz", LINEAR), Row("ssm_ba", "linear_attn.in_proj_ba", SCALED))
 _PREDICTION = tuple(Row(f"nextn.{name}", None) for name in ("enorm", "hnorm", "shared_head_norm"))
 _NEXT = (Row("nextn.eh_proj", None, SCALED), *_PREDICTION)  # of the block behind the last layer
 _LAYER = (*ATTN_NORM, *ATTENTION, *HEAD_NORMS, *POST_NORM, *_RECURRENT, *_NEXT)
@@ -79,6 +80,7 @@ _QWEN35 = Architecture(
     norm_offset=1.0,
     plain_norms=("ssm_norm",),
     hybrid="delta rule",
+    gguf_heads="tiled",
     predicts=True,
     hf_defaults={
         "head_dim": 256,
@@ -94,6 +96,15 @@ ARCHITECTURES = {
         _QWEN35,
         names=Table((*_LAYER, *MOE, *_SHARED)),
         model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
+        experts="must",
+        shared_expert="gated",
+    ),
+    "qwen3next": replace(
+        _QWEN35,
+        names=Table((*_LAYER, *_GROUPED, *MLP, *MOE, *_SHARED)),
+        model_types=("qwen3_next",),
+        rope_sections=(),
+        gguf_heads="grouped",
         experts="must",
         shared_expert="gated",
     ),

@@ -173,8 +173,7 @@ class Reader(Settings):
         return ffn * self.integer("shared_experts") if kind == "may" else 0
 
     def _recurrence(self, each: tuple[Layer, ...]) -> Recurrence | None:
-        """The sizes of the recurrent layers; with the delta rule in GGUF value heads share key heads in turn."""
-        corrects = self.row.hybrid == "delta rule"
+        """The sizes of the recurrent layers."""
         if not any(layer.recurrent for layer in each) or self.row.hybrid == "convolution":
             return None
         heads, groups = self.integer("value_heads"), self.integer("key_heads")
@@ -186,9 +185,9 @@ class Reader(Settings):
             self.integer("key_dim"),
             self.value_dim(heads),
             self.integer("taps"),
-            "tiled" if corrects and self.keys.prefix else "grouped",
+            self.row.gguf_heads if self.keys.prefix else "grouped",
             log_decay=not self.keys.prefix,
-            corrects=corrects,
+            corrects=self.row.hybrid == "delta rule",
             steps=self._steps(),
         )
 

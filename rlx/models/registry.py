@@ -30,7 +30,7 @@ FILES: dict[str, tuple[str, str]] = {
         "qwen2 qwen3 qwen3vl qwen3vlmoe qwen3moe",
         "qwen2 qwen3 qwen3_vl_text qwen3_vl qwen3_vl_moe_text qwen3_vl_moe qwen3_moe",
     ),
-    "qwen35": ("qwen35 qwen35moe", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe"),
+    "qwen35": ("qwen35 qwen35moe qwen3next", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe qwen3_next"),
     "gemma": ("gemma gemma2 gemma3", "gemma gemma2 gemma3_text gemma3"),
     "gemma3n": ("gemma3n", "gemma3n_text gemma3n"),
     "gemma4": ("gemma4", "gemma4_text gemma4 gemma4_unified_text gemma4_unified"),
@@ -115,7 +115,6 @@ _VISION = "it takes images"
 _DRAFTER = 'it only drafts, for a Gemma 4: give it as speculative="model:PATH"'
 _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
-    **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
     **dict.fromkeys(("qwen2moe", "qwen2_moe"), _MOE),
     **dict.fromkeys(("glm5",), _MOE),
     **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2"), _MOE),

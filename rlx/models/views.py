@@ -135,6 +135,10 @@ def _delta_rule(net: Recurrence) -> Iterator[View]:
     sizes = {"q": net.keys, "k": net.keys, "v": net.values}
     yield from _parts("attn_qkv.weight", {f"ssm_{part}.weight": size for part, size in sizes.items()})
     yield from _parts("ssm_conv1d.weight", {f"ssm_conv_{part}.weight": size for part, size in sizes.items()})
+    share = net.value_heads // net.key_heads  # Qwen 3 Next has these key head by key head
+    sizes = {"ssm_q": net.key_dim, "ssm_k": net.key_dim, **dict.fromkeys(("ssm_v", "attn_gate"), share * net.value_dim)}
+    yield from _parts("ssm_in.weight", {f"{part}.weight": size for part, size in sizes.items()})
+    yield from _parts("ssm_ba.weight", {"ssm_beta.weight": share, "ssm_alpha.weight": share})
 
 
 def _mamba(net: Recurrence) -> Iterator[View]:

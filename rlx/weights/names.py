@@ -193,7 +193,7 @@ _JOINING = {
 
 def predicting_blocks(loader: WeightLoader, arch: str) -> int:
     """1 if the checkpoint has such a block, else 0; of several, which no reader of GGUF uses, none counts."""
-    if not arch.startswith("qwen35"):
+    if not arch.startswith(("qwen35", "qwen3next")):
         return 0
     found = {layer[1] for name in loader.tensors if (layer := _PREDICTING_LAYER.fullmatch(name))}
     return 1 if found == {"0"} and _JOINING.keys() <= loader.tensors.keys() else 0

@@ -128,7 +128,7 @@ def test_text_of_the_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"arch": "grok9"}, r"'grok9' \(general\.architecture\) is unknown\. Supported: "),
-        ({"arch": "qwen2moe"}, r"'qwen2moe' .* is known but not supported yet: it is a mixture of experts"),
+        ({"arch": "phimoe"}, r"'phimoe' .* is known but not supported yet: it is a mixture of experts"),
         ({"keys": {"block_count": None}}, r"block_count"),
         ({"keys": {"nextn_predict_layers": 1}}, r"nextn_predict_layers"),
         ({"without": "blk.0.attn_q.weight"}, r"blk\.0\.attn_q\.weight: the tensor is missing"),

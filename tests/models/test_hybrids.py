@@ -14,9 +14,10 @@ from golden_files import Edited, logits_of, rewrite, write_gguf
 from safetensors.numpy import save_file
 
 from rlx.errors import ConfigError, UnsupportedModelError
+from rlx.export.convert import convert
 from rlx.ir.stored import to_float32
 from rlx.models import from_hf
-from rlx.weights import open_weights
+from rlx.weights import ModelWeights, open_weights
 
 TOKENS = np.array([5, 300, 7, 11, 90, 3, 3, 250], np.int32)
 U32, F32, BOOL = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL
@@ -36,6 +37,23 @@ def checkpoint(source: Path, target: Path, change: Callable[[Edited], object], *
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+# -- Qwen 3 Next ------------------------------------------------------------------------------------------------------
+
+
+def test_older_files_of_qwen_3_next_have_one_projection(goldens: Path, tmp_path: Path) -> None:
+    """Its rows lie as in a checkpoint, key head by key head; newer files have two tensors instead."""
+    source, name = goldens / "qwen3next" / "hf", "blk.0.ssm_in.weight"
+    with ModelWeights(open_weights(source), "qwen3next") as weights:
+        whole = to_float32(weights.raw(name), weights.info(name).dtype).reshape(weights.info(name).shape)
+
+    def older(tensors: Edited) -> None:
+        assert len(tensors.pop("blk.0.attn_qkv.weight")) + len(tensors.pop("blk.0.attn_gate.weight")) == len(whole)
+        tensors[name] = whole
+
+    done = convert(source, tmp_path / "new.gguf", "F32")
+    assert_same(logits_of(rewrite(done.path, tmp_path / "old.gguf", older), TOKENS), logits_of(done.path, TOKENS))
 
 
 # -- experts ----------------------------------------------------------------------------------------------------------

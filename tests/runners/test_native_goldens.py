@@ -22,6 +22,8 @@ FLOATS = [
     ("qwen35", "hf", Qwen35Runner),
     pytest.param("qwen35", "model-f16.gguf", Qwen35Runner, marks=pytest.mark.slow),
     ("qwen35moe", "model-f16.gguf", Qwen35Runner),
+    ("qwen3next", "hf", Qwen35Runner),
+    ("deepseek-v2", "hf", Llama32Runner),
     ("gemma3n", "hf", GemmaRunner),
     ("gemma4-e2b", "model-f16.gguf", GemmaRunner),
     ("gemma4-moe", "hf", GemmaRunner),
