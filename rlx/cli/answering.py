@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import click
 
 from rlx.arguments import without_none
-from rlx.cli.command import Parsed
+from rlx.cli.command import Parsed, flag_of
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import Decorator, Function, collected
 from rlx.cli.output import counted, printable
@@ -73,9 +73,8 @@ def read_images(files: Sequence[str]) -> list[Image]:
     return [Image.of(file if file.startswith("data:") else Path(file).expanduser()) for file in files]
 
 
-def question(text: str, images: Sequence[Image] = ()) -> Message:
-    """A message of the user: a text, perhaps behind images."""
-    parts = [{"type": "image", "image": image} for image in images]
+def user_message(text: str, parts: Sequence[Mapping[str, Any]]) -> Message:
+    """A message of the user: a text, perhaps behind parts with images."""
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
 
 
@@ -319,7 +318,7 @@ def _grammar(**values: Any) -> Grammar | None:
     grammars = without_none(**values)
     if not grammars:
         return None
-    names = [f"--{name.replace('_', '-')}" for name in grammars]
+    names = [flag_of(name) for name in grammars]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} exclude each other")
     ((name, value),) = grammars.items()

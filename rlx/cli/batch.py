@@ -8,11 +8,11 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import click
 
@@ -24,15 +24,14 @@ from rlx.cli.main import INTERRUPTED
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
 from rlx.cli.run import check_no_trace, recorded, trace_options
-from rlx.engine.opening.options import SLOTS
 from rlx.tracing import Detail
 
 if TYPE_CHECKING:
-    from rlx.serve.batch.results import Progress, Results
+    from rlx.serve.batch.results import Answering, Progress, Results
     from rlx.serve.batch.source import Source
 
-Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
-Opening = Callable[["Bar"], AbstractContextManager[Work]]
+#: What answers requests, and how many it takes at a time.
+Answerer: TypeAlias = AbstractAsyncContextManager[tuple["Answering", int]]
 
 
 @click.command(cls=Command)
@@ -94,44 +93,33 @@ def batch(
 
 
 @contextmanager
-def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
+def _here(path: str, name: str, engine: dict[str, Any], bars: Bars) -> Iterator[Answerer]:
     """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
-    app, answer_all = server.app, server.batch.results.answer_all
-
-    async def work(source: Source, results: Results, bar: Bar) -> Progress:
-        async with app.answering_with(runner, name) as answering:
-            return await answer_all(source, results, answering, app.AHEAD * engine.get("slots", SLOTS), bar)
-
-    with open_runner(path, engine, bar.opening) as runner:
-        yield work
+    with open_runner(path, engine, bars) as runner:
+        yield server.app.answering_with(runner, name)
 
 
 @contextmanager
-def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, bar: Bar) -> Iterator[Work]:
+def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, bars: Bars) -> Iterator[Answerer]:
     """Answers on a cluster."""
-    answer_all = server.batch.results.answer_all
-
-    async def work(source: Source, results: Results, bar: Bar) -> Progress:
-        bar.opening.waiting("opening the model on the cluster")
-        async with cluster.batch.answering_on_ray(path, name, engine, replicas) as (answering, at_once):
-            return await answer_all(source, results, answering, at_once, bar)
-
-    yield work
+    bars.waiting("opening the model on the cluster")
+    yield cluster.batch.answering_on_ray(path, name, engine, replicas)
 
 
-def _answered(opening: Opening, source: Source, results: Results) -> bool:
+def _answered(opening: Callable[[Bars], AbstractContextManager[Answerer]], source: Source, results: Results) -> bool:
     """Whether the work came to its end; SIGINT and SIGTERM end it early. It says what was done."""
 
-    async def run(work: Work) -> None:
+    async def run(answerer: Answerer) -> None:
         task = asyncio.current_task()
         assert task is not None
         with platform.current().on_signals(asyncio.get_running_loop(), [signal.SIGTERM], task.cancel):
-            await work(source, results, bar)
+            async with answerer as (answering, at_once):
+                await server.batch.results.answer_all(source, results, answering, at_once, bar)
 
     with Bar() as bar, _sigterm_as_interrupt():
         try:
-            with opening(bar) as work:
-                asyncio.run(run(work))
+            with opening(bar.opening) as answerer:
+                asyncio.run(run(answerer))
             finished = True
         except (KeyboardInterrupt, asyncio.CancelledError):
             finished = False

@@ -21,7 +21,7 @@ import click
 from rlx import demo, json_file
 from rlx.cli.answering import read_images
 from rlx.cli.command import Command, Parsed, json_option
-from rlx.cli.options import model_argument, some_engine_options
+from rlx.cli.options import model_argument, open_engine, some_engine_options
 from rlx.cli.output import Bars, counted, size, table
 from rlx.compiler.profiling import OpTime
 from rlx.compiler.tuned import machine
@@ -29,10 +29,8 @@ from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
 from rlx.engine.programs.reporting import ROOM, BatchStep, batch_steps
 from rlx.errors import ArgumentError
-from rlx.runners.auto import runner_class
 from rlx.store.key import versions
 from rlx.vision.image import Image
-from rlx.weights import open_weights
 
 _HEADS = "kernel", "regions", "ms", "share", "prologue", "waiting", "least ms", "of", "reached"
 
@@ -59,15 +57,10 @@ COUNTS = Parsed(_counts, "no list of numbers above 0, such as 1,8,32")
 @contextmanager
 def _opened(model: str | None, usual: str, max_seq: int, options: Mapping[str, Any]) -> Iterator[tuple[Engine, Bars]]:
     """An engine to measure, with the bars that show how far it is; the embedded model `usual` if none is named."""
-    loader = open_weights(model if model is not None else demo.path(usual))
-    runner_class(loader)  # whether there is one
-    with Bars("opening the model") as bars:
-        engine = Engine.open(loader, max_seq=max_seq, progress=bars, **options)
-        try:
-            bars.waiting("measuring")
-            yield engine, bars
-        finally:
-            engine.close()
+    path = model if model is not None else demo.path(usual)
+    with Bars("opening the model") as bars, open_engine(path, bars, max_seq=max_seq, **options) as engine:
+        bars.waiting("measuring")
+        yield engine, bars
 
 
 def bench_rows(

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from rlx import compiler, env, ir
-from rlx.cli.command import Group
-from rlx.cli.output import ago, counted, is_terminal, printable, size, table
+from rlx.cli.command import Group, confirm_removal
+from rlx.cli.output import ago, counted, printable, size, table
 from rlx.errors import CacheError, RlxError
 from rlx.store.entry import Entry, Listing
 from rlx.store.key import ABSENT, CompileKey, range_text
@@ -167,7 +167,10 @@ def prune(digests: tuple[str, ...], everything: bool, yes: bool) -> None:
         raise click.UsageError("--yes goes with --all; named entries are removed without a question.")
     store = _store()
     if everything:
-        _confirm(store, yes)
+        going = [row for row in store.entries() if may_go(row.key)]
+        if going and not yes:
+            what = f"{counted(len(going), 'entry')} of {size(sum(row.nbytes for row in going))} in {store.root}"
+            confirm_removal("prune --all", what, " They are compiled again when they are needed")
         click.echo(f"removed {counted(store.clear(), 'entry')}")
         return
     found = {row.digest: row for row in map(store.find, digests)}  # all or none: a mistyped one removes nothing
@@ -175,19 +178,6 @@ def prune(digests: tuple[str, ...], everything: bool, yes: bool) -> None:
         store.remove(row.digest)
         facts = _facts(row)
         click.echo(printable(f"removed {' '.join(filter(None, (facts[name] for name in ('digest', *_SAID))))}"))
-
-
-def _confirm(store: Store, yes: bool) -> None:
-    """Asks whether everything shall go; an answer of no ends the command with exit code 1."""
-    rows = [row for row in store.entries() if may_go(row.key)]
-    if yes or not rows:
-        return
-    what = f"{counted(len(rows), 'entry')} of {size(sum(row.nbytes for row in rows))} in {store.root}"
-    if not is_terminal(sys.stdin):
-        raise click.UsageError(
-            f"prune --all would remove {printable(what)}; say --yes, because there is no terminal to ask."
-        )
-    click.confirm(f"Remove {printable(what)}? They are compiled again when they are needed", abort=True)
 
 
 @cache.command()
@@ -220,14 +210,7 @@ def _store() -> Store:
 
 
 def _as_dict(row: Listing) -> dict[str, Any]:
-    key = row.key.as_dict() if row.key else None
-    return {
-        "digest": row.digest,
-        "nbytes": row.nbytes,
-        "last_used": row.last_used,
-        "folder": str(row.folder),
-        "key": key,
-    }
+    return {**vars(row), "folder": str(row.folder), "key": row.key.as_dict() if row.key else None}
 
 
 def _facts(row: Listing) -> dict[str, str]:

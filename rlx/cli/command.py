@@ -6,6 +6,7 @@ import copy
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import click
 
 from rlx.arguments import nearest
+from rlx.cli.output import is_terminal, printable
 from rlx.errors import AmbiguousModelError, ArgumentError, ProfileError, RlxError, file_error
+from rlx.grammar.package import LENIENT
 
 COMMAND = "rlx.command"
 """Key of `click.Context.meta`: the subcommand that is run."""
@@ -86,12 +89,29 @@ def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool)
         ctx.meta[DEBUG] = True
 
 
+def flag_of(name: str) -> str:
+    """The option for a parameter of the Python API: `max_seq` is --max-seq."""
+    return f"--{name.replace('_', '-')}"
+
+
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=_remember_debug, help="Show tracebacks of errors."
 )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def confirm_removal(command: str, what: str, more: str = "") -> None:
+    """Asks whether something shall be removed; an answer of no ends the command with exit code 1.
+
+    Args:
+        command: what was typed, for the error where there is no terminal to ask.
+        more: said behind the question.
+    """
+    if not is_terminal(sys.stdin):
+        raise click.UsageError(f"{command} would remove {printable(what)}; say --yes: there is no terminal to ask.")
+    click.confirm(f"Remove {printable(what)}?{more}", abort=True)
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
@@ -220,7 +240,6 @@ _PYTHON = frozenset(
 _CALL = re.compile(
     r"tokenizer\.|\b(?:generate|bind|from_path|auto_runner|SampleOpts|CompileProfile)\(|rlx\.auto_runner|\bon_token\b"
 )
-_LENIENT = re.compile(r", or [^,]*: lenient=True$")  # an argument that no option stands for
 
 
 def message(error: Exception, command: click.Command | None, name: str) -> str:
@@ -238,7 +257,7 @@ def message(error: Exception, command: click.Command | None, name: str) -> str:
     where = None if error.where in _PYTHON else options.get(error.where or "", error.where)
     where = error.where if error.is_file else where
     what, hint = (in_options(text, options) if text else text for text in (error.what, error.hint))
-    hint = hint and _LENIENT.sub("", hint)
+    hint = hint and hint.removesuffix(LENIENT)  # an argument that no option stands for
     if hint and _CALL.search(hint):
         hint = None  # the way out in Python
     if isinstance(error, AmbiguousModelError):

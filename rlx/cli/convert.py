@@ -38,24 +38,25 @@ def convert(source: str, out: str, target: str, part: str, force: bool) -> None:
     start = time.perf_counter()
     with Bars("writing tensors") as bars:  # first it is opened
         done = write(source, out, target, part=part, force=force, progress=bars)
-    for line in left_out(done.left_out):
-        click.echo(printable(line), err=True)
+    say_left_out(done)
     if done.no_mmproj is not None:
         click.echo(printable(f"the vision tower is not written: {done.no_mmproj}"), err=True)
     for file in (done, done.mmproj):
         if file is not None:
-            types = ", ".join(f"{count} {dtype}" for dtype, count in file.types.most_common())
             kind = "vision tower" if file.arch == "clip" else file.arch
-            click.echo(printable(f"{file.path}: {kind}, {file.type}, {size(file.nbytes)} ({types})"))
+            click.echo(printable(f"{file.path}: {kind}, {file.type}, {size(file.nbytes)} ({types_of(file)})"))
     click.echo(f"in {time.perf_counter() - start:.1f} s", err=True)
 
 
-def left_out(names: tuple[str, ...]) -> list[str]:
+def types_of(file: Written) -> str:
+    """The types of a file's tensors, with how many have each."""
+    return ", ".join(f"{count} {dtype}" for dtype, count in file.types.most_common())
+
+
+def say_left_out(done: Written) -> None:
     """A line for each part of a checkpoint that no file got."""
-    parts = Counter(_part(name) for name in names)
-    return [
-        f"left out: {part} ({count} tensors)" if count > 1 else f"left out: {part}" for part, count in parts.items()
-    ]
+    for part, count in Counter(map(_part, done.left_out)).items():
+        click.echo(printable(f"left out: {part} ({count} tensors)" if count > 1 else f"left out: {part}"), err=True)
 
 
 def _part(name: str) -> str:
@@ -98,10 +99,8 @@ def quantize(
     if as_json:
         click.echo(json.dumps(_report(done, seconds)))
         return
-    for line in left_out(done.left_out):
-        click.echo(printable(line), err=True)
-    types = ", ".join(f"{count} {dtype}" for dtype, count in done.types.most_common())
-    click.echo(f"{done.path}: {done.type}, {size(done.nbytes)}, {done.bits:.2f} bits a number ({types})")
+    say_left_out(done)
+    click.echo(f"{done.path}: {done.type}, {size(done.nbytes)}, {done.bits:.2f} bits a number ({types_of(done)})")
     if imatrix is not None:
         click.echo(f"{counted(done.weighed, 'tensor')} rounded by importance", err=True)
     click.echo(f"in {seconds:.1f} s", err=True)

@@ -98,14 +98,20 @@ class Findings:
         except Exception as error:
             self.refused(error, where, prevents=prevents)
 
+    @contextmanager
+    def warned(self, hint: str | None = None) -> Iterator[None]:
+        """Makes problems of the warnings in the block."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for warning in caught:
+            self.problem(str(warning.message), hint)
+
     def refused(self, error: Exception, where: str, *, prevents: bool = False) -> str:
         """Adds an error as a problem; returns its text."""
         known = isinstance(error, RlxError)
         what = str(error) if known else f"{where}: {type(error).__name__}: {error}"
-        hint = None
-        if isinstance(error, ImportError):
-            hint = REINSTALL
-        self.problem(what, hint, prevents=prevents)
+        self.problem(what, REINSTALL if isinstance(error, ImportError) else None, prevents=prevents)
         return without_home(what)
 
     def problem(self, what: str, hint: str | None = None, *, prevents: bool = False) -> None:
@@ -284,11 +290,8 @@ def _damaged(store: Any, nbytes: int, findings: Findings) -> int | None:
 
 def _tuning(store: Any, findings: Findings) -> str:
     """Where the machine-dependent numbers in kernels come from."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with findings.warned():
         found = find(store, backends.backend().target())
-    for warning in caught:
-        findings.problem(str(warning.message))
     return f"measured on {found.date}" if found else "the level's defaults; rlx tune measures"
 
 
@@ -333,11 +336,8 @@ def _widest(findings: Findings, level: str, levels: list[str]) -> None:
 
 def threads(findings: Findings) -> Facts:
     """The number of worker threads, and why it is that."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with findings.warned("unset RLX_THREADS"):
         workers = worker_count()
-    for warning in caught:
-        findings.problem(str(warning.message), "unset RLX_THREADS")
     system, logical, cores = platform.current(), os.cpu_count() or 1, cpu_count()
     quota, allowed = system.cpu_quota(), len(system.allowed_cpus())
     facts: Facts = {

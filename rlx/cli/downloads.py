@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import click
 
-from rlx.cli.command import Command, json_option
+from rlx.cli.command import Command, confirm_removal, json_option
 from rlx.cli.output import Bars, ago, counted, is_terminal, printable, size, table
 from rlx.errors import AmbiguousModelError, ModelFileError
 from rlx.weights import hub
@@ -57,9 +58,7 @@ def rm(names: tuple[str, ...], yes: bool) -> None:
     total = size(sum(each.model.nbytes for each in models))
     what = f"{', '.join(each.name for each in models)} ({total})"
     if not yes:
-        if not is_terminal(sys.stdin):
-            raise click.UsageError(f"rm would remove {printable(what)}; say --yes, as there is no terminal to ask.")
-        click.confirm(printable(f"Remove {what}?"), abort=True)
+        confirm_removal("rm", what)
     remove(models)
     click.echo(printable(f"removed {what}"))
 
@@ -83,12 +82,7 @@ def pull(name: str, listed: bool, as_json: bool) -> None:
         _list(name, as_json)
         return
     with Bars("asking the hub") as bars:
-
-        def notice(line: str) -> None:
-            bars.pause()
-            click.echo(printable(line), err=True)
-
-        path = download(name, bars, notice)
+        path = download(name, bars, partial(_say, bars))
     if as_json:
         click.echo(json.dumps({"name": name, "path": str(path)}))
     else:
@@ -129,18 +123,17 @@ def download_if_agreed(model: str, yes: bool) -> None:
 
 
 def _download(model: str, yes: bool) -> None:
-    with Bars() as bars:
-
-        def say(line: str) -> None:
-            bars.pause()
-            click.echo(printable(line), err=True)
-
-        bars.waiting("asking the hub")
-        found = plan(model, say)
+    with Bars("asking the hub") as bars:
+        found = plan(model, partial(_say, bars))
         bars.pause()
         what = f"{found.repository.name}, {found.model}"
         if not yes:
             question = f"{model} is not on this machine. Download {what} to {hub.folder()}?"
             click.confirm(printable(question), default=True, abort=True, err=True)
         bars.waiting(f"downloading {what}")
-        found.fetch(bars, say)
+        found.fetch(bars, partial(_say, bars))
+
+
+def _say(bars: Bars, line: str) -> None:
+    bars.pause()
+    click.echo(printable(line), err=True)

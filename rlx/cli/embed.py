@@ -12,7 +12,8 @@ from typing import Any
 import click
 import numpy as np
 
-from rlx.cli.command import Command
+from rlx.arguments import without_none
+from rlx.cli.command import Command, flag_of
 from rlx.cli.options import model_argument, model_path, one_adapter, open_runner, some_engine_options
 from rlx.cli.output import Bars, counted, printable
 from rlx.cli.ppl import text_of
@@ -63,8 +64,7 @@ def embed(
     if out is not None and Path(out).suffix not in (".npy", _LINES):
         raise click.UsageError(f"--out is {out!r}, expected a name that ends in .npy or {_LINES}")
     texts, engine["adapters"] = read_texts(file), adapters
-    options = {"prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "truncate": truncate or None}
-    chosen = {name: value for name, value in options.items() if value is not None}
+    chosen = without_none(prompt_name=prompt_name, prompt=prompt, dimensions=dimensions, truncate=truncate or None)
     path = model_path(model, engine, tell_demo=True)
     with by_line(file), Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
         found = _vectors(runner, texts, pooling, not no_normalize, chosen, bars)
@@ -78,7 +78,7 @@ def _vectors(
     if (encoder := as_encoder(runner)) is not None:
         return encoder.embed(texts, pooling=pooling, normalize=normalize, progress=bars, adapter=adapter, **chosen)
     if chosen:
-        names = ", ".join("--" + name.replace("_", "-") for name in chosen)
+        names = ", ".join(map(flag_of, chosen))
         raise click.UsageError(f"{names}: only an embedding model has that, and this model generates text")
     if not texts:
         return np.empty((0, runner.config.hidden), np.float32)

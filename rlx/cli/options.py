@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
 from rlx import demo
-from rlx.cli.command import Parsed
+from rlx.cli.command import Parsed, flag_of
 from rlx.cli.downloads import download_if_agreed
+from rlx.engine.engine import Engine
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan, choose_model
 from rlx.engine.request import stop_strings
@@ -30,26 +32,31 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 
-def engine_options(command: Function) -> Function:
-    """Adds the options of `auto_runner` that the command line has; the command receives them as the dict `engine`."""
-    return collected(command, "engine", _engine_options(), dict)
+def field_options(argument: str, options: type, *names: str) -> Decorator:
+    """Adds the options for fields of a dataclass of options; the command receives them as a dict.
+
+    Args:
+        argument: the command's argument that is the dict.
+        names: of the fields; by default all that the command line has.
+    """
+    flags = names or [name for name, each in options_of(options).items() if each.is_flag]
+    return lambda command: collected(
+        command, argument, {name: command_line_option(name, options) for name in flags}, dict
+    )
 
 
 def some_engine_options(*names: str) -> Decorator:
     """Adds these options of `auto_runner`; the command receives them as the dict `engine`."""
-    return lambda command: collected(command, "engine", {name: _engine_options()[name] for name in names}, dict)
+    return field_options("engine", EngineOptions, *names)
 
 
-def _engine_options() -> dict[str, Decorator]:
-    """Parameter -> its option, for the fields of `EngineOptions` that the command line has."""
-    flags = [name for name, each in options_of(EngineOptions).items() if each.is_flag]
-    return {name: command_line_option(name, EngineOptions) for name in flags}
+engine_options = some_engine_options()
 
 
 def command_line_option(name: str, options: type) -> Decorator:
     """The option `--name` for a field of a dataclass of options. A field with a tuple may be given more than once."""
     option = options_of(options)[name]
-    flag = f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     text = f"{option.help}.".replace("`", "")
     if option.kind is bool:
         default = next(each.default for each in fields(options) if each.name == name)
@@ -181,6 +188,17 @@ def open_runner(
     return auto_runner(source, progress=progress, load=load, **engine)
 
 
+@contextmanager
+def open_engine(
+    model: str | Path | WeightLoader, progress: Progress | None, load: bool = True, **options: Any
+) -> Iterator[Engine]:
+    """The engine of a model, without a runner: to measure it, and to look into it. Errors as `auto_runner`."""
+    loader = model if isinstance(model, WeightLoader) else open_weights(model)
+    runner_class(loader)  # names what an unknown architecture lacks
+    with closing(Engine.open(loader, progress=progress, load=load, **options)) as engine:
+        yield engine
+
+
 def adapter_option(text: str, *, multiple: bool = False) -> Decorator:
     """Adds `--adapter NAME=PATH`; the command receives the option `adapters` of an engine.
 
@@ -210,10 +228,6 @@ one_adapter = adapter_option("The LoRA adapter to use: a PEFT folder or a GGUF f
 _ALL = "all"
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _window(value: str) -> int | str:
     """A number of tokens, or `all`."""
     return value if value == _ALL else int(value)
@@ -237,13 +251,14 @@ _LENGTH, _WINDOW, _BIAS = (
     Parsed(_window, "not a valid integer, and not 'all'"),
     Parsed(_bias, "no ID=BIAS, such as 42=-1.5 or 42=-inf"),
 )
-_WINDOWS = dict.fromkeys(("repetition_window", "dry_penalty_last_n"), _WINDOW)
+#: Options of which None is all tokens.
+WINDOWS = dict.fromkeys(("repetition_window", "dry_penalty_last_n"), _WINDOW)
 #: Option -> its decorator; without it the value is the model's own.
 _SAMPLING: dict[str, Decorator] = {
     **{
         name: click.option(
-            _option(name),
-            type=_WINDOWS.get(name, int if each.metadata["allowed"].whole else float),
+            flag_of(name),
+            type=WINDOWS.get(name, int if each.metadata["allowed"].whole else float),
             metavar=each.metadata["metavar"],
             help=each.metadata["help"],
         )
@@ -289,7 +304,7 @@ def sample_opts(recommended: SampleOpts | None, chosen: dict[str, Any]) -> Sampl
     An option without an effect is an error: a filter at temperature 0 or with Mirostat.
     """
     try:
-        return combined(recommended or SampleOpts.greedy(), chosen, _option)
+        return combined(recommended or SampleOpts.greedy(), chosen, flag_of)
     except SamplingError as error:
         raise click.UsageError(error.what) from error
 
@@ -305,7 +320,7 @@ def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any
 def _given(**values: Any) -> dict[str, Any]:
     """The values that were given, checked before a model is opened."""
     chosen = {name: meant(name, value) for name, value in values.items() if value not in (None, ())}
-    chosen |= {name: None for name in _WINDOWS if chosen.get(name) == _ALL}
+    chosen |= {name: None for name in WINDOWS if chosen.get(name) == _ALL}
     SampleOpts(**chosen)
     return chosen
 

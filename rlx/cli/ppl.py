@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rlx.cli.command import Command, json_option
-from rlx.cli.options import model_argument, model_path, open_runner, some_engine_options
+from rlx.cli.options import model_argument, model_path, open_engine, open_runner, some_engine_options
 from rlx.cli.output import Bars, counted, printable, size
 from rlx.cli.prompt import read_text
 from rlx.engine.engine import Engine
@@ -21,10 +21,8 @@ from rlx.engine.importance import PROFILE, WINDOW, importance
 from rlx.errors import ArgumentError, PromptError
 from rlx.export.imatrix import write_importance
 from rlx.export.model import check_output
-from rlx.runners.auto import runner_class
 from rlx.runners.choices import Answers, Question, answers
 from rlx.runners.perplexity import Window, halved_windows, score, sliding_windows
-from rlx.weights import open_weights
 
 MAX_BYTES = 16 << 20  # of a text; a token takes some 100 bytes of memory
 
@@ -71,31 +69,26 @@ def ppl(
     text, start = text_of(file), time.perf_counter()
     path = model_path(model, engine, tell_demo=True)
     with Bars("opening the model") as bars, ExitStack() as stack:
-        opened = stack.enter_context(_opened(path, window, bars, **engine))
+        opened = stack.enter_context(open_engine(path, bars, max_seq=window, **engine))
         other = None
         if kl or base is not None:
             exact = {name: engine[name] for name in ("threads", "device", "n_cpu_moe")} | {"precision": "exact"}
-            other = stack.enter_context(_opened(base or path, window, bars, **exact))
+            other = stack.enter_context(open_engine(base or path, bars, max_seq=window, **exact))
             _same_tokens(opened, other, text, path, base)
         pieces, ids = cut(opened, text, window, stride, halves, tokens)
         scores = _scored(opened, other, pieces, rows, bars)
-    how: dict[str, Any] = {
-        "window": window,
-        "stride": None if halves else stride or max(1, window // 2),
-        "halves": halves,
-    }
     found: dict[str, Any] = {
         "model": path,
         "base": base or (path if kl else None),
         "text_tokens": ids,
         "windows": len(pieces),
-        **how,
+        "window": window,
+        "stride": None if halves else stride or max(1, window // 2),
+        "halves": halves,
+        **scores,
+        "seconds": time.perf_counter() - start,
     }
-    found |= {**scores, "seconds": time.perf_counter() - start}
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        show(found)
+    click.echo(json.dumps(found)) if as_json else show(found)
 
 
 def text_of(name: str) -> str:
@@ -113,12 +106,6 @@ def cut(
     if halves:
         return halved_windows(ids, window, tokenizer.prefix), len(ids)
     return sliding_windows(ids, window, stride or max(1, window // 2), tokenizer.prefix), len(ids)
-
-
-def _opened(path: str, window: int, bars: Bars, **options: Any) -> Any:
-    loader = open_weights(path)
-    runner_class(loader)  # whether there is one
-    return closing(Engine.open(loader, max_seq=window, progress=bars, **options))
 
 
 def _same_tokens(engine: Engine, base: Engine, text: str, path: str, base_path: str | None) -> None:
@@ -235,7 +222,7 @@ def imatrix(
     check_output(Path(out), Path(path), force=force)
     with (
         Bars("opening the model") as bars,
-        closing(Engine.open(path, max_seq=window, progress=bars, profile=PROFILE, **engine)) as opened,
+        open_engine(path, bars, max_seq=window, profile=PROFILE, **engine) as opened,
     ):
         ids = opened.tokenizer.encode(text, add_special_tokens=False)
         ids = ids if windows is None else ids[: windows * window]

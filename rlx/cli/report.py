@@ -13,15 +13,13 @@ from rlx.cli.command import Command
 from rlx.cli.compile import chosen_programs, model_source
 from rlx.cli.inspect import describe
 from rlx.cli.main import Mistake
-from rlx.cli.options import engine_options, model_argument, named
+from rlx.cli.options import engine_options, model_argument, named, open_engine
 from rlx.cli.output import Bars, counted, size
-from rlx.engine.engine import Engine
 from rlx.engine.programs.programs import TOWER, programs_of
 from rlx.engine.programs.reporting import measure_programs, program_sources
 from rlx.errors import RlxError
 from rlx.report.page import ReportPage, make_page, unwritable
 from rlx.report.source import Problem, Source, Subject
-from rlx.runners.auto import runner_class
 from rlx.weights import WeightLoader, open_weights
 
 
@@ -118,9 +116,7 @@ def _make(source: str | WeightLoader, choices: _Choices, bars: Bars) -> tuple[Re
 
 def _programs(loader: WeightLoader, subject: Subject, choices: _Choices, bars: Bars) -> tuple[Subject, list[Source]]:
     """Opens the model; the subject with the machine's limits, if they are measured, and the sources of its programs."""
-    runner_class(loader)  # names what an unknown architecture lacks
-    engine = Engine.open(loader, progress=bars, load=False, **choices.engine)
-    try:
+    with open_engine(loader, bars, load=False, **choices.engine) as engine:
         only_tower = choices.phase == TOWER
         specs = [] if only_tower else programs_of(engine.profile, choices.batch, choices.phase, choices.rows)
         if only_tower:
@@ -138,8 +134,6 @@ def _programs(loader: WeightLoader, subject: Subject, choices: _Choices, bars: B
         except RlxError as error:
             return replace(subject, problem=Problem("measure", type(error).__name__, str(error))), sources
         return replace(subject, machine=machine), [replace(each, times=times.get(each.name)) for each in sources]
-    finally:
-        engine.close()
 
 
 def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -22,7 +22,6 @@ from rlx.cli.answering import (
     Answerer,
     answer_grammar,
     image_option,
-    question,
     read_images,
     speculative_option,
     speeds,
@@ -31,6 +30,7 @@ from rlx.cli.answering import (
     system_option,
     template_variables,
     thinking_option,
+    user_message,
 )
 from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED
@@ -181,7 +181,8 @@ def prompt_of(
             hint = "leave --system out; it may be a base model"
             raise ChatTemplateError("the model has no chat template for a system message", where="--system", hint=hint)
         return runner.tokenizer.encode(prompt, parse_special=raw)
-    return runner.chat_ids([*system_messages(system), question(prompt, images)], **variables)
+    asked = user_message(prompt, [{"type": "image", "image": image} for image in images])
+    return runner.chat_ids([*system_messages(system), asked], **variables)
 
 
 def _counters(runner: Model) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from rlx.arguments import without_none
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
 from rlx.cli.options import (
-    Function,
     adapter_option,
-    collected,
-    command_line_option,
     engine_options,
+    field_options,
     model_path,
     models_argument,
     open_plan,
@@ -32,7 +30,6 @@ from rlx.cli.output import Bars, counted
 from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import RunnerOptions
 from rlx.engine.opening.setup import pools_of
-from rlx.profile.option import options_of
 from rlx.runners.auto import is_encoder
 from rlx.serve.options import ServerOptions, served
 from rlx.tracing import Detail
@@ -47,22 +44,10 @@ if TYPE_CHECKING:
 Named: TypeAlias = tuple[str, list[str]]  # where a model is, and its names
 
 
-def server_options(command: Function) -> Function:
-    """Adds the options of the server; the command receives them as the dict `server`."""
-    names = [name for name, each in options_of(ServerOptions).items() if each.is_flag]
-    return collected(command, "server", {name: command_line_option(name, ServerOptions) for name in names}, dict)
-
-
-def loop_options(command: Function) -> Function:
-    """Adds the options of the engine loop; the command receives them as the dict `loop`."""
-    names = ("slots", "stall_ms")
-    return collected(command, "loop", {name: command_line_option(name, RunnerOptions) for name in names}, dict)
-
-
 @click.command(cls=Command)
 @models_argument
-@server_options
-@loop_options
+@field_options("server", ServerOptions)
+@field_options("loop", RunnerOptions, "slots", "stall_ms")
 @sampling_options
 @speculative_option
 @adapter_option(

@@ -72,15 +72,10 @@ def calls_grammar(
         return None
     llguidance()
     if text is None:
-        grammar = _made(tool_format.grammar(tools, choice, parallel, None, _error_of))
+        grammar = generated(tool_format.grammar(tools, choice, parallel, None, _error_of))
         return grammar.lazy(tool_format.trigger, repeats=parallel) if is_free else grammar
     calls = tool_format.grammar(tools, choice, parallel, _ANSWER, _error_of)
-    return _made(calls + _rule(text))
-
-
-@lru_cache(maxsize=64)
-def _made(text: str) -> Grammar:
-    return generated(text)
+    return generated(calls + _rule(text))
 
 
 @lru_cache(maxsize=256)

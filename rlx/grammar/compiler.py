@@ -13,8 +13,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import GrammarError
-from rlx.grammar.constraint import BLANK, Constraint, Marker, bits
-from rlx.grammar.grammar import Grammar
+from rlx.grammar.constraint import Constraint, Marker, bits, is_blank
+from rlx.grammar.grammar import Grammar, checked
 from rlx.grammar.package import SLICES, grammar_error, limits, llguidance
 from rlx.text.tokenizer import TokenType
 
@@ -100,7 +100,7 @@ class VocabularyMasks:
         package, own = llguidance(), GrammarTokenizer(tokenizer, width)
         self.width, self.pieces = width, own.tokens[:width]
         self.tokenizer = package.LLTokenizer(package.TokenizerWrapper(own), slices=SLICES)
-        self.blank = bits((i for i, piece in enumerate(self.pieces) if piece and not piece.strip(BLANK)), width)
+        self.blank = bits((i for i, piece in enumerate(self.pieces) if is_blank(piece)), width)
         self.everything = bits((i for i, piece in enumerate(self.pieces) if piece), width)
 
 
@@ -170,9 +170,7 @@ class GrammarCompiler:
             GrammarError: it cannot be compiled, or names a token that the model does not have.
             TokenizerError: the model has no tokenizer.
         """
-        if not isinstance(grammar, Grammar):
-            hint = "make one with Grammar.json_schema, regex, choice, lark or gbnf"
-            raise GrammarError(f"expected a Grammar, found a {type(grammar).__name__}", where="grammar", hint=hint)
+        grammar = checked(grammar)
         with self._lock:
             found = self._known.get(grammar)
             if found is not None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import GrammarError
-from rlx.grammar.package import grammar_error
+from rlx.grammar.package import DEAD_END, grammar_error
 
 if TYPE_CHECKING:
     from rlx.grammar.compiler import CompiledGrammar
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.int32]
 """A mask of tokens: bit i % 32 of word i // 32 is that of id i."""
 
-BLANK = b" \t\r\n"
+_BLANK = b" \t\r\n"
 _GAP = 2  # tokens of white space between the thinking and the answer
 
 
@@ -149,8 +149,7 @@ class Constraint:
         if self._matcher.is_accepting():
             return found if self._stops is None else found | self._stops
         if not found.any():
-            what = "no token of the model continues the answer as the grammar asks"
-            raise GrammarError(what, where=self._compiled.grammar.name)
+            raise GrammarError(DEAD_END, where=self._compiled.grammar.name)
         return found
 
     def _by_grammar(self) -> Words:
@@ -179,7 +178,7 @@ class Constraint:
             part = self._started(piece, token)
         if part is _Part.THINKING or part is _Part.FREE:
             self._read(token, piece)
-        elif part is _Part.GAP and not self._is_next(token) and self._is_blank(piece):
+        elif part is _Part.GAP and not self._is_next(token) and is_blank(piece):
             self._gap += 1
             self._part = _Part.ANSWER if self._gap == _GAP else _Part.GAP
         elif part is not _Part.START:
@@ -201,7 +200,6 @@ class Constraint:
             self._text = text
             if text == self._begin.data:
                 self._part, self._text, self._matcher = _Part.THINKING, b"", self._compiled.matcher.deep_copy()
-                self._grammatical = None
             return _Part.START
         if not self._follows:
             raise GrammarError(f"{piece!r} does not continue {self._begin.data!r}", where="grammar")
@@ -220,7 +218,6 @@ class Constraint:
             self._part, self._text = (_Part.FREE if self._trigger else _Part.GAP), b""
         else:
             self._part, self._matcher = _Part.ANSWER, self._compiled.matcher.deep_copy()
-            self._grammatical = None
 
     def _consume(self, token: int) -> None:
         """Goes on in the answer."""
@@ -230,7 +227,6 @@ class Constraint:
             self._has_stopped = True
             return
         self._matcher.consume_token(token)
-        self._grammatical = None
         self._check()
         if self._trigger is not None and self._repeats and self._is_complete():
             self._part, self._text = _Part.FREE, b""
@@ -239,14 +235,15 @@ class Constraint:
         """Whether the grammar allows a token."""
         return bool(self._matcher.validate_tokens([token]))
 
-    @staticmethod
-    def _is_blank(piece: bytes) -> bool:
-        return bool(piece) and not piece.strip(b" \t\r\n")
-
     def _check(self) -> None:
         if self._matcher.is_error():
             grammar = self._compiled.grammar
             raise grammar_error(self._matcher.get_error(), grammar.name, grammar.kind, grammar.written)
+
+
+def is_blank(piece: bytes) -> bool:
+    """Whether a token is white space, and nothing else."""
+    return bool(piece) and not piece.strip(_BLANK)
 
 
 def bits(ids: Iterable[int], width: int) -> Words:
@@ -277,7 +274,7 @@ class Marker:
             ends = [(i, piece[len(rest) :]) for i, piece in enumerate(pieces) if piece.startswith(rest)]
         else:
             ends = [(i, piece.partition(rest)[2]) for i, piece in enumerate(pieces) if rest in piece]
-        return {i for i, end in ends if (end.strip(BLANK) if blank_after else end)}
+        return {i for i, end in ends if (end.strip(_BLANK) if blank_after else end)}
 
     def found(self, before: bytes, piece: bytes) -> bool:
         """Whether a token completes the marker.

@@ -242,7 +242,12 @@ def chosen_grammar(grammar: Any, json_schema: Any) -> Grammar | None:
         if grammar is not None:
             raise GrammarError("grammar and json_schema are both given", where="grammar", hint="give one of them")
         return Grammar.json_schema(json_schema)
-    if grammar is None or isinstance(grammar, Grammar):
+    return None if grammar is None else checked(grammar)
+
+
+def checked(grammar: Any) -> Grammar:
+    """`grammar`; `GrammarError` if it is something else."""
+    if isinstance(grammar, Grammar):
         return grammar
     hint = "make one with Grammar.json_schema, regex, choice, lark or gbnf"
     raise GrammarError(f"expected a Grammar, found a {type(grammar).__name__}", where="grammar", hint=hint)

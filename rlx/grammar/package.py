@@ -58,6 +58,7 @@ _WRAPPED = re.compile(r'(failed to compile JSON schema|invalid regex ".*?" \(in 
 _EDGES = re.compile(r"lookarounds not supported yet; (\w+) in regex /.*/", re.DOTALL)
 _SMALLER = "make it smaller: fewer alternatives, shorter lists and less nesting"
 LENIENT = ", or enforce the rest: lenient=True"  # the end of a hint; interfaces without Python have other words
+DEAD_END = "no token of the model continues the answer as the grammar asks"
 _LONGEST = 400  # characters of a message
 
 
@@ -71,7 +72,7 @@ def grammar_error(message: str, name: str, kind: str = "lark", text: str = "", h
     """
     what = message.replace("<non-verbose/>", "").strip()
     if what.startswith("NoExtension"):
-        what = "no token of the model continues the answer as the grammar asks"
+        what = DEAD_END
     if "too big" in what or "too large" in what or "limit" in what or "fuel" in what or "too many" in what:
         hint = hint or _SMALLER
     elif kind == "json_schema" and what.startswith(_NOT_ENFORCED):

@@ -78,7 +78,8 @@ class Worker:
         """The status and the body of an answer."""
         async with self._opening:
             if self._answering is None:
-                self._answering = await self._stack.enter_async_context(answering_with(self._runner, self._name))
+                answering = answering_with(self._runner, self._name)
+                self._answering = (await self._stack.enter_async_context(answering))[0]
         return await self._answering(request, request_id)
 
     async def is_open(self) -> None:

@@ -122,8 +122,8 @@ def create_app(
 
 
 @asynccontextmanager
-async def answering_with(runner: Model, name: str) -> AsyncIterator[Answering]:
-    """A function that answers requests of a batch with a runner.
+async def answering_with(runner: Model, name: str) -> AsyncIterator[tuple[Answering, int]]:
+    """A function that answers requests of a batch with a runner, and how many it takes at a time.
 
     Args:
         name: of the model, in answers.
@@ -135,7 +135,7 @@ async def answering_with(runner: Model, name: str) -> AsyncIterator[Answering]:
         return await call(app, request.url, request.body, [("x-request-id", request_id)])
 
     async with app.router.lifespan_context(app):
-        yield answer
+        yield answer, AHEAD * runner.slots
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

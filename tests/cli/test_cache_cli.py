@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from rlx.cli import cache as cli_cache
+from rlx.cli import command
 from rlx.cli.main import cli
 from rlx.engine.kv.prefix_store import PrefixStore
 from rlx.ir import ops
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_trusted_is_an_error(command: list[str], store: 
 
 def test_rm_all_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "say --yes" in refused("prune", "--all")  # no terminal: nothing is removed without a word
-    monkeypatch.setattr(cli_cache, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(command, "is_terminal", lambda stream: True)
     for answer, code, left in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 0)):
         result = CliRunner().invoke(cli, ["cache", "prune", "--all"], input=answer)
         assert f"Remove 3 entries of {store.stats().nbytes / 1000:.3g} kB in {store.root}" in result.output or not left

@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 from click.testing import CliRunner, Result
 
-from rlx.cli import downloads
+from rlx.cli import command, downloads
 from rlx.cli.main import cli
 from rlx.weights.pull import downloaded, pull
 
@@ -33,7 +33,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "is_terminal", lambda stream: True)
+    for each in (command, downloads):
+        monkeypatch.setattr(each, "is_terminal", lambda stream: True)
 
 
 def rlx(*words: str, input: str | None = None) -> Result:

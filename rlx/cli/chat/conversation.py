@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.answering import Message
+from rlx.cli.answering import Message, user_message
 from rlx.cli.interrupts import Interrupts
 from rlx.errors import ChatError, ImageError, file_error
 from rlx.json_file import read_bytes
@@ -61,19 +61,14 @@ class Question:
 
     def message(self) -> Message:
         """The message for the chat template."""
-        parts = [{"type": "image", "image": each.image} for each in self.images]
-        return _asked(self.text, parts)
+        return user_message(self.text, [{"type": "image", "image": each.image} for each in self.images])
 
     def saved(self) -> Message:
         """The message for a file, which has the paths of images."""
-        return _asked(self.text, [_part(each.source) for each in self.images])
+        return user_message(self.text, [_part(each.source) for each in self.images])
 
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.images))}] {self.text}" if self.images else self.text
-
-
-def _asked(text: str, parts: list[dict[str, Any]]) -> Message:
-    return {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
 
 
 def _part(source: str) -> dict[str, Any]:
@@ -140,16 +135,17 @@ class Conversation:
 
     def messages(self, question: Question | None = None, skipped: int = 0) -> list[Message]:
         """Messages in OpenAI's form, perhaps with one more question, without the first `skipped` exchanges."""
-        said = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for asked, answered in self.exchanges[skipped:]:
-            said += [asked.message(), {"role": "assistant", "content": answered}]
+        said = self._said(Question.message, skipped)
         return said if question is None else [*said, question.message()]
 
     def saved(self) -> list[Message]:
         """Messages for a file: of images their paths."""
+        return self._said(Question.saved)
+
+    def _said(self, message: Callable[[Question], Message], skipped: int = 0) -> list[Message]:
         said = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for asked, answered in self.exchanges:
-            said += [asked.saved(), {"role": "assistant", "content": answered}]
+        for asked, answered in self.exchanges[skipped:]:
+            said += [message(asked), {"role": "assistant", "content": answered}]
         return said
 
     def without_oldest(self, question: Question, fits: Callable[[list[Message], bool], bool]) -> int:

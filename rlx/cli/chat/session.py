@@ -28,7 +28,7 @@ from rlx.cli.answering import (
 from rlx.cli.chat.conversation import AttachedImage, Conversation, Question
 from rlx.cli.command import ALIASES
 from rlx.cli.interrupts import Interrupts
-from rlx.cli.options import ending_options, sample_opts, sampling_options
+from rlx.cli.options import WINDOWS, ending_options, sample_opts, sampling_options
 from rlx.cli.output import Bars, counted, stdout
 from rlx.engine.request import Context
 from rlx.errors import ChatError, MultimodalError, PromptError, RlxError
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"  # as a value: take the setting back
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
-_WINDOWS = ("repetition_window", "dry_penalty_last_n")  # of which None is all tokens
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -140,7 +139,7 @@ class Settings:
     def _value(self, parameter: str) -> str:
         others = {**self.values, **self.values["ending"]}
         value = others[parameter] if parameter in others else getattr(self.sample, parameter)
-        return "all" if value is None and parameter in _WINDOWS else _as_text(value)
+        return "all" if value is None and parameter in WINDOWS else _as_text(value)
 
     def _use(self, words: dict[str, list[str]]) -> None:
         words = {name: each for name, each in words.items() if each}
