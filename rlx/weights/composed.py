@@ -199,10 +199,7 @@ class CanonicalTensors(Closing, ABC):
     """
 
     loader: WeightLoader
-
-    @abstractmethod
-    def _found(self, name: str) -> Composed | None:
-        """The tensor of a canonical name; None if there is none."""
+    _found: Callable[[str], Composed | None]  # the tensor of a canonical name
 
     @abstractmethod
     def _tried(self, name: str) -> Sequence[str]:

@@ -18,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from rlx.errors import CUT_SHORT, GgufError, ModelFileError, UnsupportedModelError
-from rlx.ir.dtypes import BY_GGML, DType
+from rlx.ir.dtypes import BY_GGML
 from rlx.weights.gguf_values import GgufMetadata, Numbers, Strings, check_hyperparameters
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
@@ -107,22 +108,12 @@ _NO_GGUF = "this is no GGUF file, whatever its name says"
 _WRONG = "the file is damaged or was written wrongly: download or convert it again"
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    7: struct.Struct("<B"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
-_NUMPY = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _TYPE_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
-_U32, _U64 = _SCALARS[4], _SCALARS[10]
+_NUMPY = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_SCALARS = {kind: struct.Struct(f"<{letter}") for kind, letter in zip(_NUMPY, "BbHhIifBQqd", strict=True)}
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+#: Number of dimensions -> what follows it in the record of a tensor: the dimensions, the type and the offset.
+_RECORDS = {count: struct.Struct(f"<{count}QIQ") for count in range(1, MAX_DIMS + 1)}
 
 # Keys whose meaning the reader and the tokenizer rest on, with the types they may have.
 _KNOWN_TYPES: dict[str, tuple[str, ...]] = {
@@ -193,7 +184,8 @@ class GgufFile(MappedTensors):
         self.metadata: GgufMetadata = headers[0].metadata
         check_parts(paths, [header.metadata for header in headers], [h.tensors for h in headers])
         self.tensors = {name: info for header in headers for name, info in header.tensors.items()}
-        check_hyperparameters(self.metadata, self.tensors, str(self.path))
+        if len(paths) > 1:  # the first part alone may lack tensors that are checked
+            check_hyperparameters(self.metadata, self.tensors, str(self.path))
         for file, header in zip(self._files, headers, strict=True):
             self._places |= {name: (file, offset) for name, offset in header.offsets.items()}
 
@@ -250,18 +242,16 @@ class _Cursor:
         if nbytes > left:
             self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint=CUT_SHORT)
 
-    def number(self, what: str, form: struct.Struct = _U64) -> Any:
-        at = self.pos
-        self.pos = at + form.size
-        if self.pos > self.end:
-            self.pos = at
+    def numbers(self, what: str, form: struct.Struct = _U64) -> tuple[Any, ...]:
+        if form.size > self.end - self.pos:
             self.need(form.size, what)
-        return form.unpack_from(self.buffer, at)[0]
+        self.pos += form.size
+        return form.unpack_from(self.buffer, self.pos - form.size)
 
     def count(self, what: str, most: int, smallest: int) -> int:
         """A u64 count of records that each take at least `smallest` bytes."""
         at = self.pos
-        value: int = self.number(f"the {what}")
+        value: int = self.numbers(f"the {what}")[0]
         if value > most:
             self.fail(f"the {what} is {value}, at most {most} are allowed", at=at)
         if value * smallest > self.end - self.pos:
@@ -270,10 +260,11 @@ class _Cursor:
         return value
 
     def text(self, what: str, most: int) -> bytes:
-        at, length = self.pos, self.number(f"the length of {what}")
+        at, length = self.pos, self.numbers(f"the length of {what}")[0]
         if length > most:
             self.fail(f"{what} is {length} bytes long, at most {most} are allowed", at=at)
-        self.need(length, what)
+        if length > self.end - self.pos:
+            self.need(length, what)
         self.pos += length
         return self.buffer[self.pos - length : self.pos]
 
@@ -323,7 +314,7 @@ def _read_version(at: _Cursor) -> int:
     if at.buffer[:4] != MAGIC:
         at.fail(f"the file does not begin with {MAGIC!r} but with {at.buffer[:16]!r}", hint=_NO_GGUF)
     at.pos = 4
-    version: int = at.number("the version", _U32)
+    version: int = at.numbers("the version", _U32)[0]
     if version and version & 0xFFFF == 0:
         at.fail(f"the file is big-endian (version {version:#010x})", at=4, hint="convert the model to little-endian")
     if version not in VERSIONS:
@@ -350,7 +341,7 @@ def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
         return _read_array(at, key)
     if kind == _STRING:
         return at.text(f"the value of key {key!r}", MAX_STRING_BYTES).decode("utf-8", "replace"), "string"
-    value = at.number(f"the value of key {key!r}", _SCALARS[kind])
+    value = at.numbers(f"the value of key {key!r}", _SCALARS[kind])[0]
     if kind != _BOOL:
         return value, _TYPE_NAMES[kind]
     if value > 1:
@@ -359,7 +350,7 @@ def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
 
 
 def _read_type(at: _Cursor, what: str) -> int:
-    kind: int = at.number(f"the type of {what}", _U32)
+    kind: int = at.numbers(f"the type of {what}", _U32)[0]
     if kind >= len(_TYPE_NAMES):
         at.fail(f"{what} has the type id {kind}, expected 0 to {len(_TYPE_NAMES) - 1}", at=at.pos - 4)
     return kind
@@ -371,7 +362,7 @@ def _read_array(at: _Cursor, key: str) -> tuple[Strings | Numbers, str]:
     if kind == _ARRAY:
         at.fail(f"{what} holds arrays; arrays of arrays are not allowed", at=at.pos - 4)
     size = 8 if kind == _STRING else _SCALARS[kind].size
-    start, count = at.pos, at.number(f"the length of {what}")
+    start, count = at.pos, at.numbers(f"the length of {what}")[0]
     if count * size > at.end - at.pos:
         at.fail(f"{what} has {count} elements, too many for the {at.end - at.pos} bytes that follow", at=start)
     name = f"array of {_TYPE_NAMES[kind]}"
@@ -417,45 +408,32 @@ def _read_records(at: _Cursor, count: int) -> list[_Record]:
         name = at.name(f"the name of tensor {index}", MAX_NAME_BYTES)
         if name in records:
             at.fail(f"tensor {name!r} occurs twice", at=start)
-        shape = _read_shape(at, name)
-        dtype = _read_dtype(at, name)
-        nbytes = _tensor_bytes(at, name, dtype, shape)
-        offset = at.number(f"the offset of tensor {name!r}")
-        records[name] = _Record(TensorInfo(name, dtype, shape, nbytes), offset, start)
+        info, offset = _read_record(at, name)
+        records[name] = _Record(info, offset, start)
     return list(records.values())
 
 
-def _read_shape(at: _Cursor, name: str) -> tuple[int, ...]:
-    n_dims: int = at.number(f"the dimension count of tensor {name!r}", _U32)
+def _read_record(at: _Cursor, name: str) -> tuple[TensorInfo, int]:
+    """A tensor, and its offset from the data section."""
+    n_dims: int = at.numbers(f"the dimension count of tensor {name!r}", _U32)[0]
     if not 1 <= n_dims <= MAX_DIMS:
         at.fail(f"tensor {name!r} has {n_dims} dimensions, expected 1 to {MAX_DIMS}", at=at.pos - 4)
-    dims = [at.number(f"dimension {i} of tensor {name!r}") for i in range(n_dims)]
+    start = at.pos
+    *dims, kind, offset = at.numbers(f"the record of tensor {name!r}", _RECORDS[n_dims])
     if 0 in dims:
-        at.fail(f"tensor {name!r} has a dimension of 0: {dims}", at=at.pos - 8 * n_dims)
-    return tuple(reversed(dims))
-
-
-def _read_dtype(at: _Cursor, name: str) -> DType:
-    kind: int = at.number(f"the type of tensor {name!r}", _U32)
+        at.fail(f"tensor {name!r} has a dimension of 0: {dims}", at=start)
     if kind not in BY_GGML:
-        raise UnsupportedModelError(
-            f"tensor {name!r} has the type id {kind}, which rlx does not know",
-            where=f"{at.where}, byte {at.pos - 4}",
-            hint="use a file in one of the types that `gguf` lists as current, such as Q4_K_M or Q8_0",
-        )
-    return BY_GGML[kind]
-
-
-def _tensor_bytes(at: _Cursor, name: str, dtype: DType, shape: tuple[int, ...]) -> int:
+        what, place = f"tensor {name!r} has the type id {kind}, which rlx does not know", start + 8 * n_dims
+        hint = "use a file in one of the types that `gguf` lists as current, such as Q4_K_M or Q8_0"
+        raise UnsupportedModelError(what, where=f"{at.where}, byte {place}", hint=hint)
+    dtype, shape = BY_GGML[kind], tuple(reversed(dims))
     if shape[-1] % dtype.block:
         at.fail(f"tensor {name!r} has rows of {shape[-1]}, no multiple of the {dtype.block} in a {dtype} block")
     nbytes = shape[-1] // dtype.block * dtype.nbytes * prod(shape[:-1])
     if nbytes > at.end:
-        at.fail(
-            f"tensor {name!r} of shape {shape} and type {dtype} takes {nbytes} bytes, the whole file has {at.end}",
-            hint=CUT_SHORT,
-        )
-    return nbytes
+        what = f"tensor {name!r} of shape {shape} and type {dtype} takes {nbytes} bytes, the whole file has {at.end}"
+        at.fail(what, hint=CUT_SHORT)
+    return TensorInfo(name, dtype, shape, nbytes), offset
 
 
 def _place(records: list[_Record], data_offset: int, alignment: int, size: int, where: str) -> dict[str, int]:
@@ -464,31 +442,18 @@ def _place(records: list[_Record], data_offset: int, alignment: int, size: int, 
     Raises:
         GgufError: data is misaligned, overlaps other data, or lies beyond the end of the file.
     """
+
+    def refuse(record: _Record, what: str, hint: str = _WRONG) -> NoReturn:
+        raise GgufError(f"tensor {record.info.name!r} {what}", where=f"{where}, byte {record.at}", hint=hint)
+
     for record in records:
-        _check_place(record, data_offset, alignment, size, where)
-    ordered = sorted(records, key=lambda record: record.offset)
-    for before, after in pairwise(ordered):
-        if before.offset + before.info.nbytes > after.offset:
-            raise GgufError(
-                f"tensor {after.info.name!r} at offset {after.offset} overlaps tensor {before.info.name!r},"
-                f" which ends at {before.offset + before.info.nbytes}",
-                where=f"{where}, byte {after.at}",
-                hint=_WRONG,
-            )
+        end = data_offset + record.offset + record.info.nbytes
+        if record.offset % alignment:
+            refuse(record, f"has the offset {record.offset}, expected a multiple of the alignment {alignment}")
+        if end > size:
+            refuse(record, f"ends at byte {end}, the file has {size}", CUT_SHORT)
+    for before, after in pairwise(sorted(records, key=attrgetter("offset"))):
+        end = before.offset + before.info.nbytes
+        if end > after.offset:
+            refuse(after, f"at offset {after.offset} overlaps tensor {before.info.name!r}, which ends at {end}")
     return {record.info.name: data_offset + record.offset for record in records}
-
-
-def _check_place(record: _Record, data_offset: int, alignment: int, size: int, where: str) -> None:
-    name, offset, nbytes = record.info.name, record.offset, record.info.nbytes
-    if offset % alignment:
-        raise GgufError(
-            f"tensor {name!r} has the offset {offset}, expected a multiple of the alignment {alignment}",
-            where=f"{where}, byte {record.at}",
-            hint=_WRONG,
-        )
-    if data_offset + offset + nbytes > size:
-        raise GgufError(
-            f"tensor {name!r} ends at byte {data_offset + offset + nbytes}, the file has {size}",
-            where=f"{where}, byte {record.at}",
-            hint=CUT_SHORT,
-        )

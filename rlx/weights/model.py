@@ -50,6 +50,7 @@ class ModelWeights(CanonicalTensors):
         self.loader, self.family = loader, family
         found = canonical_names(loader, family)
         self._tensors = {canonical: _compose(loader, canonical, names) for canonical, names in found.items()}
+        self._found = self._tensors.get
         self._defined: dict[str, tuple[Any, ...]] = {}
         self.names = {canonical: tensor.info.name for canonical, tensor in self._tensors.items()}
 
@@ -127,9 +128,6 @@ class ModelWeights(CanonicalTensors):
         if matrices:
             view = view.cut(matrices).transposed() if transposed else view.cut(matrices)
         self._tensors[name], self._defined[name], self.names[name] = view, definition, view.info.name
-
-    def _found(self, name: str) -> Composed | None:
-        return self._tensors.get(name)
 
     def _tried(self, name: str) -> list[str]:
         own, *others = file_names(name, self.family)

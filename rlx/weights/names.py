@@ -57,7 +57,7 @@ def canonical_names(loader: WeightLoader, family: str) -> dict[str, str | tuple[
         if rival is not None:
             raise WeightError(f"{rival!r} and {name!r} are both {canonical}", where=loader.path)
         others[index] = name
-    return {canonical: _in_order(canonical, names, loader) for canonical, names in found.items()}
+    return {canonical: names.get(None) or _in_order(canonical, names, loader) for canonical, names in found.items()}
 
 
 def canonical_name(name: str, family: str) -> str | None:
@@ -100,9 +100,8 @@ def stack_name(names: tuple[str, ...]) -> str:
     return f"{name[: last.start()]}*{name[last.end() :]}"
 
 
-def _in_order(canonical: str, names: dict[int | None, str], loader: WeightLoader) -> str | tuple[str, ...]:
-    if None in names:
-        return names[None]
+def _in_order(canonical: str, names: dict[int | None, str], loader: WeightLoader) -> tuple[str, ...]:
+    """The names of the matrices of a stack."""
     numbered = {index: name for index, name in names.items() if index is not None}
     missing = next((i for i in range(len(numbered)) if i not in numbered), None)
     if missing is not None:
