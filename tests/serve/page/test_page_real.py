@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from page_browser import Watched, expect
+from page_browser import Watched, expect, faults
 
 FIRST = 120_000  # milliseconds: the first answer waits for its kernels to be compiled
 
@@ -53,6 +53,20 @@ def test_an_answer_of_a_schema(browser: Any, server: Any) -> None:
     assert found.keys() == {"name", "age"} and isinstance(found["age"], int)
     page.fill("#set-schema", '{"type": "nonsense"}')
     expect(ask(page, "Go", 2).locator(".problem")).to_contain_text("response_format")
+    watched.close()
+
+
+def test_the_page_of_the_api(browser: Any, server: Any) -> None:
+    watched = Watched(browser, server.url)
+    page = watched.page
+    page.goto(f"{server.url}/docs")
+    answers = page.locator("summary", has=page.get_by_text("/v1/chat/completions", exact=True))
+    expect(answers).to_contain_text("The model's answer to a conversation.")
+    page.fill("#search", "input_prefix")
+    expect(page.locator("details:visible")).to_have_count(1)
+    page.locator("details:visible").click()
+    expect(page.locator("details[open] td", has_text="input_prefix")).to_be_visible()
+    assert faults(page) == []
     watched.close()
 
 

@@ -35,7 +35,9 @@ function schemaOf(content) {
 function operation(method, path, spec, api) {
   const inside = element("div", "inside");
   const parameters = spec.parameters ?? [];
-  if (spec.description) inside.append(element("p", "", spec.description));
+  const description = (spec.description ?? "").replaceAll("`", "");
+  const [about] = description.split(/(?<=\.)\s/); // its first sentence
+  if (description !== about) inside.append(element("p", "", description));
   if (parameters.length) {
     const rows = parameters.map((each) => [element("code", "", each.name), typeOf(each.schema, api), each.in]);
     inside.append(element("h3", "", "Parameters"), table(["name", "type", "in"], rows));
@@ -47,7 +49,7 @@ function operation(method, path, spec, api) {
   inside.append(table(["status", "when"], answers.map(([status, each]) => [element("code", "", status), each.description ?? ""])));
   const good = schemaOf(spec.responses?.["200"]?.content);
   if (good && Object.keys(followed(good, api)).length) inside.append(element("h3", "", "Fields of the answer"), fields(good, api));
-  const head = element("summary", "", element("span", "method", method.toUpperCase()), " ", element("code", "", path));
+  const head = element("summary", "", element("span", "method", method.toUpperCase()), " ", element("code", "", path), " ", element("span", "soft about", about));
   const shown = element("details", "", head, inside);
   shown.dataset.words = inside.textContent.toLowerCase() + path.toLowerCase();
   return shown;
@@ -77,7 +79,7 @@ function search() {
 }
 
 async function load(key) {
-  const answer = await fetch("/openapi.json", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+  const answer = await fetch("openapi.json", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
   find("key-form").hidden = answer.status !== 401;
   const problem = answer.ok || (answer.status === 401 && !key) ? "" : `The server answers ${answer.status}.`;
   find("problem").textContent = problem;
