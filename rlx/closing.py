@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 from typing import NoReturn, Protocol, Self
@@ -38,6 +39,16 @@ class Closing:
         self: Closable, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def closed_on_error(owner: Closable) -> Iterator[None]:
+    """Closes `owner` if the block raises."""
+    try:
+        yield
+    except BaseException:
+        owner.close()
+        raise
 
 
 _open: weakref.WeakSet[Closable] = weakref.WeakSet()

@@ -27,12 +27,12 @@ from rlx.errors import MultimodalError, RlxError
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import ModelConfig
-from rlx.models.vision_config import VISION_FAMILIES, VisionConfig, vision_from_gguf
+from rlx.models.vision_config import VISION_FAMILIES, VisionConfig
 from rlx.passes.layout import weight_bytes, weight_table
 from rlx.profile.keys import BUCKETS
 from rlx.runners.auto import is_encoder, runner_class
 from rlx.vision.image import ImageOptions
-from rlx.vision.opening import open_tower
+from rlx.vision.opening import mmproj_config, open_tower
 from rlx.vision.processors import ImageProcessor
 from rlx.vision.tower import tower_table
 from rlx.vision.weights import TowerWeights
@@ -292,15 +292,11 @@ def is_mmproj(loader: WeightLoader) -> bool:
 
 def mmproj(loader: WeightLoader) -> dict[str, Any]:
     """The facts about an open mmproj file: "runnable", the tower under "vision", and "audio" if it has any."""
-    tensors, facts = loader.tensors, dict[str, Any](kind=MMPROJ)
+    facts: dict[str, Any] = {"kind": MMPROJ}
     if loader.metadata.get("clip.has_audio_encoder"):
         facts["audio"] = "not supported"
-
-    def shape(name: str) -> tuple[int, ...] | None:
-        return tuple(tensors[name].shape) if name in tensors else None
-
     try:
-        config = vision_from_gguf(loader.metadata, shape, {}, where=loader.path)
+        config = mmproj_config(loader, {})
         tower = _tower(config, TowerWeights(loader, config, owned=False))
     except RlxError as error:
         return {**facts, "runnable": False, "reason": str(error)}

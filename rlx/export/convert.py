@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlx.arguments import did_you_mean
+from rlx.closing import closed_on_error
 from rlx.errors import (
     ArgumentError,
     ConfigError,
@@ -266,11 +267,8 @@ def open_checkpoint(source: str | os.PathLike[str]) -> ExportModel:
         ModelFileError: there is no checkpoint; see `convert`.
     """
     loader = _open_safetensors(source)
-    try:
+    with closed_on_error(loader):
         return model_from_hf(loader)
-    except BaseException:
-        loader.close()
-        raise
 
 
 def _open_safetensors(source: str | os.PathLike[str]) -> WeightLoader:

@@ -13,6 +13,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
+from rlx.closing import closed_on_error
 from rlx.errors import UnsupportedModelError
 from rlx.export.hf_config import GgufType, Metadata, TextConfig, Writer, metadata_from_config
 from rlx.export.hf_tensors import (
@@ -21,7 +22,7 @@ from rlx.export.hf_tensors import (
     check_tensors,
     differs_by_layer,
     export_tensor,
-    in_layer,
+    layer_of,
     rope_tensors,
 )
 from rlx.export.hf_tokenizer import tokenizer_metadata
@@ -151,7 +152,7 @@ def _tensors(
     """
     found = rope_tensors(config)
     for canonical in names:
-        if (canonical == "output.weight" and config.tied) or _layer(canonical) in config.left_out:
+        if (canonical == "output.weight" and config.tied) or layer_of(canonical) in config.left_out:
             continue  # a copy of the embedding table; what predicts further tokens
         where = weights.place(canonical)
         for name in parts.get(canonical, ()):
@@ -159,18 +160,13 @@ def _tensors(
         info, raw = weights.info(canonical), partial(weights.raw, canonical)
         for name, change in () if canonical in parts else changes(config, canonical):
             found.append(export_tensor(name, info, raw, change, where=where))
-    return sorted(found, key=lambda tensor: _layer(tensor.name))
+    return sorted(found, key=lambda tensor: layer_of(tensor.name))
 
 
 def _left_out(config: TextConfig, weights: ModelWeights) -> list[str]:
     """The names in the checkpoint of the tensors that are not written."""
-    layers = (name for canonical, name in weights.names.items() if _layer(canonical) in config.left_out)
+    layers = (name for canonical, name in weights.names.items() if layer_of(canonical) in config.left_out)
     return [*weights.unused, *layers]
-
-
-def _layer(name: str) -> int:
-    prefix, _ = in_layer(name)
-    return int(prefix.split(".")[1]) if prefix else -1
 
 
 def general_metadata(arch: str, folder: Path, tensors: Sequence[ExportTensor], kind: str = "model") -> Metadata:
@@ -220,13 +216,8 @@ def open_model(path: str | os.PathLike[str]) -> ExportModel:
         TokenizerError: a checkpoint's tokenizer is missing, or GGUF cannot represent it.
     """
     source = open_weights(path)
-    try:
-        if isinstance(source, GgufFile):
-            return model_from_gguf(source)
-        return model_from_hf(source)
-    except BaseException:
-        source.close()
-        raise
+    with closed_on_error(source):
+        return model_from_gguf(source) if isinstance(source, GgufFile) else model_from_hf(source)
 
 
 # -- text encoders -----------------------------------------------------------------------------------------------------

@@ -125,6 +125,12 @@ def in_layer(canonical: str) -> tuple[str, str]:
     return (f"blk.{parts[1]}.", parts[2]) if parts[0] == "blk" else ("", canonical)
 
 
+def layer_of(canonical: str) -> int:
+    """The number of the layer; -1 for tensors of the whole decoder."""
+    prefix, _ = in_layer(canonical)
+    return int(prefix.split(".")[1]) if prefix else -1
+
+
 def _change(config: TextConfig, name: str) -> Change:
     """The conversion of a tensor, by its name in the layer (or in the decoder)."""
     offset = np.float32(config.row.norm_offset)  # GGUF readers use the stored weight without an offset
@@ -232,8 +238,7 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
         what = f"{name!r} is no tensor of a {config.arch} layer"
         raise UnsupportedModelError(what, where=weights.loader.path, hint=hint)
     for name in found:
-        prefix, _ = in_layer(name)
-        if prefix and int(prefix.split(".")[1]) >= config.layers + config.predicting:
+        if layer_of(name) >= config.layers + config.predicting:
             what = f"{name} belongs to a layer beyond the {config.layers} of 'num_hidden_layers'"
             raise UnsupportedModelError(what, where=weights.loader.path)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rlx.export.hf_config import GgufType
 from rlx.export.model import Bytes, ExportModel, Planned, write_gguf
 from rlx.ir.dtypes import F32
 from rlx.weights.importance import COUNTS, SUMS, Importance
@@ -38,13 +39,11 @@ def write_importance(
         ArgumentError: `out` exists, and `force` is not set.
         OutputError, ResourceError: the file cannot be written, or the disk is full.
     """
-    from gguf import GGUFValueType as Kind
-
     metadata = {
-        "general.type": (KIND, Kind.STRING),
-        f"{KIND}.datasets": ([text], (Kind.ARRAY, Kind.STRING)),
-        f"{KIND}.chunk_count": (windows, Kind.UINT32),
-        f"{KIND}.chunk_size": (window, Kind.UINT32),
+        "general.type": (KIND, GgufType.STRING),
+        f"{KIND}.datasets": ([text], (GgufType.ARRAY, GgufType.STRING)),
+        f"{KIND}.chunk_count": (windows, GgufType.UINT32),
+        f"{KIND}.chunk_size": (window, GgufType.UINT32),
     }
     model = ExportModel(Path(out), KIND, metadata, (), (), lambda: None)
     return write_gguf(Path(out), model, list(_tensors(importance)), F32.ggml or 0, force=force)

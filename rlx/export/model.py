@@ -40,7 +40,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.stored import dequantize
 from rlx.partial_file import into_place
 from rlx.weights import TensorInfo
-from rlx.weights.gguf import GgufFile
+from rlx.weights.gguf import TYPE_NAMES, GgufFile
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -158,18 +158,13 @@ def model_from_gguf(file: GgufFile) -> ExportModel:
 
 def _gguf_entry(file: GgufFile, key: str) -> tuple[Any, Any]:
     """A key's value and type, exactly as in the file."""
-    kinds = {
-        "u8": GgufType.UINT8, "i8": GgufType.INT8, "u16": GgufType.UINT16, "i16": GgufType.INT16,
-        "u32": GgufType.UINT32, "i32": GgufType.INT32, "u64": GgufType.UINT64,
-        "i64": GgufType.INT64, "f32": GgufType.FLOAT32, "f64": GgufType.FLOAT64,
-        "bool": GgufType.BOOL, "string": GgufType.STRING,
-    }  # fmt: skip
     name = file.metadata.type_of(key)
     element = name.removeprefix("array of ")
+    kind = GgufType(TYPE_NAMES.index(element))
     if element == name:
-        return file.metadata[key], kinds[name]
-    value = file.metadata_bytes(key) if element == "string" else file.metadata[key].tolist()
-    return value, (GgufType.ARRAY, kinds[element])
+        return file.metadata[key], kind
+    value = file.metadata_bytes(key) if kind is GgufType.STRING else file.metadata[key].tolist()
+    return value, (GgufType.ARRAY, kind)
 
 
 def _gguf_tensor(file: GgufFile, info: TensorInfo) -> ExportTensor:
@@ -188,11 +183,6 @@ Progress = Callable[[str, int, int], None]  # (what, done, total), in bytes of t
 QUANTIZATION_VERSION = 2
 ALIGNMENT = 32
 MAX_NAME_BYTES = 63  # the longest name that readers of the format accept
-# Keys that are written again, or that no longer hold for one complete file.
-_DROPPED = frozenset({
-    "general.architecture", "general.alignment", "general.file_type", "general.quantization_version",
-    "split.no", "split.count", "split.tensors.count",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -351,7 +341,7 @@ def _start(
 
     writer = GGUFWriter(None, arch)
     for key, (value, kind) in metadata.items():
-        if key not in _DROPPED:
+        if key not in (*WRITERS_KEYS, "general.architecture"):
             _add(writer, key, value, kind)
     writer.add_file_type(file_type)
     writer.add_quantization_version(QUANTIZATION_VERSION)

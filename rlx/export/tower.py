@@ -108,7 +108,7 @@ def tower_from_hf(source: WeightLoader, config: VisionConfig) -> ExportModel:
     """
     names = tower_names(source.tensors, config.family, source.path, config.deepstack)
     _check(source, names, config)
-    tensors = sorted(_tensors(source, config, names), key=_layer)
+    tensors = sorted(_tensors(source, config, names), key=lambda tensor: _layer(tensor.name))
     return ExportModel(
         path=source.path,
         arch=MMPROJ,
@@ -123,8 +123,8 @@ def _folder(source: WeightLoader) -> Path:
     return source.path if source.path.is_dir() else source.path.parent
 
 
-def _layer(tensor: ExportTensor) -> int:
-    found = _LAYER.match(tensor.name)
+def _layer(name: str) -> int:
+    found = _LAYER.match(name)
     return int(found[1]) if found else -1
 
 
@@ -138,8 +138,7 @@ def _check(source: WeightLoader, names: Mapping[str, str], config: VisionConfig)
             what = f"{name!r} is no tensor of a {config.family} tower"
             raise UnsupportedModelError(what, where=source.path, hint=hint)
     for canonical in names:
-        found_layer = _LAYER.match(canonical)
-        if found_layer and int(found_layer[1]) >= config.layers:
+        if _layer(canonical) >= config.layers:
             what = f"{names[canonical]} belongs to a layer beyond the {config.layers} of the configuration"
             raise UnsupportedModelError(what, where=source.path)
 

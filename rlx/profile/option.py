@@ -159,6 +159,13 @@ def _options_of(owner: type) -> dict[str, Option]:
 options_of: Callable[[type], dict[str, Option]] = cache(_options_of)
 
 
+def check_options(options: Any) -> None:
+    """Raises `ArgumentError` where a field of a dataclass of options has a value that it may not have."""
+    for name, each in options_of(type(options)).items():
+        if (value := getattr(options, name)) is not None:
+            each.check(name, value)
+
+
 def _is_a(kind: type, value: Any) -> bool:
     kinds: dict[type, type] = {int: Integral, float: Real}  # NumPy's numbers, too
     return isinstance(value, kinds.get(kind, kind)) and (kind in (bool, object) or not isinstance(value, bool))

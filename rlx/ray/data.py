@@ -7,7 +7,7 @@ its engine, which computes them together; for vectors it packs the texts.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -143,9 +143,7 @@ class Rows:
         """The batch with the columns of the answers."""
         import pyarrow as pa
 
-        if self._column not in batch.column_names:
-            hint = f"name one of {', '.join(batch.column_names)}"
-            raise ArgumentError(f"there is no column {self._column!r}", where="column", hint=hint)
+        _check_columns(batch.column_names, self._column, [self._output + name for name in _COLUMNS])
         prompts = [_plain(value) for value in batch[self._column].to_pylist()]
         field = {value: name for name, value in (("prompt", str), ("messages", list))}
         texts = [prompt_text({field.get(type(prompt), "prompt"): prompt}) for prompt in prompts]
@@ -155,7 +153,7 @@ class Rows:
             answers[i] = answer
         for name, kind in _COLUMNS.items():
             values = [answer.get(name) for answer in answers]
-            batch = _with_column(batch, self._output + name, pa.array(values, getattr(pa, kind)()))
+            batch = batch.append_column(self._output + name, pa.array(values, getattr(pa, kind)()))
         return batch
 
     def _answer(self, prompt: Any) -> dict[str, Any]:
@@ -185,11 +183,15 @@ _COLUMNS = {
 """Ends of the names of the new columns, and their types."""
 
 
-def _with_column(batch: pa.Table, name: str, values: Any) -> pa.Table:
-    if name in batch.column_names:
-        hint = "give another name as output="
-        raise ArgumentError(f"the dataset has a column {name!r} already", where="output", hint=hint)
-    return batch.append_column(name, values)
+def _check_columns(present: Collection[str], column: str, new: Iterable[str]) -> None:
+    """Raises `ArgumentError` unless the dataset has the column, and none of the new ones."""
+    if column not in present:
+        hint = f"name one of {', '.join(present)}"
+        raise ArgumentError(f"there is no column {column!r}", where="column", hint=hint)
+    for name in new:
+        if name in present:
+            hint = "give another name as output="
+            raise ArgumentError(f"the dataset has a column {name!r} already", where="output", hint=hint)
 
 
 def _plain(value: Any) -> Any:
@@ -254,11 +256,6 @@ class Texts:
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The batch with the column of vectors."""
-        if self._column not in batch:
-            hint = f"name one of {', '.join(batch)}"
-            raise ArgumentError(f"there is no column {self._column!r}", where="column", hint=hint)
-        if self._output in batch:
-            hint = "give another name as output="
-            raise ArgumentError(f"the dataset has a column {self._output!r} already", where="output", hint=hint)
+        _check_columns(batch, self._column, [self._output])
         texts = [str(text) for text in batch[self._column]]
         return {**batch, self._output: self._encoder.embed(texts, **self._options)}

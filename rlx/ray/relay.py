@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 import rlx
@@ -25,13 +26,11 @@ from rlx.errors import BusyError
 from rlx.serve.app import create_app
 from rlx.serve.asgi import call, messages
 from rlx.serve.errors import ApiError, shape_of
-from rlx.serve.http import EVENTS, LINES, event, json_bytes, until_gone
+from rlx.serve.http import EVENTS, LINES, event, json_bytes, json_response, until_gone
 from rlx.serve.model import ServedModel
 from rlx.serve.prefixes import prefix_keys, prompt_text
 
 if TYPE_CHECKING:
-    from starlette.types import Message
-
     from rlx.serve.options import ServerOptions
 
 
@@ -109,15 +108,13 @@ class Relay:
 
     Args:
         ask: asks a replica.
-        is_lost: whether an error means that the replica is gone, so that another one may be asked.
-        is_full: whether an error means that all replicas have as many requests as they may.
+        lost: the errors of a replica that is gone, so that another one may be asked.
+        full: the error where all replicas have as many requests as they may.
         most: largest body of a request, in bytes.
     """
 
-    def __init__(
-        self, ask: Ask, is_lost: Callable[[Exception], bool], is_full: Callable[[Exception], bool], most: int
-    ) -> None:
-        self._ask, self._is_lost, self._is_full, self._most = ask, is_lost, is_full, most
+    def __init__(self, ask: Ask, lost: tuple[type[Exception], ...], full: type[Exception], most: int) -> None:
+        self._ask, self._lost, self._full, self._most = ask, lost, full, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -128,7 +125,8 @@ class Relay:
                 if body is not None:
                     await until_gone(self._answer(scope, body, send), receive)
             except ApiError as error:
-                await _refuse(scope, error, send)
+                response = json_response(shape_of(scope["path"])(error), error.status, error.headers)
+                await response(scope, receive, send)
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The body of a request; None if the client goes away before it is complete."""
@@ -146,7 +144,7 @@ class Relay:
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         plain = {name: scope[name] for name in _SCOPE if name in scope}
-        keys = await (asyncio.to_thread(keys_of, body) if len(body) > LARGE else _now(keys_of(body)))
+        keys = await asyncio.to_thread(keys_of, body) if len(body) > LARGE else keys_of(body)
         for attempt in range(1, ATTEMPTS + 1):
             sent = _Sent(send)
             try:
@@ -154,14 +152,10 @@ class Relay:
                     async for message in answer:
                         await sent.pass_on(message)
                 return None
-            except Exception as error:
-                if self._is_full(error):
-                    raise ApiError(
-                        429, "all replicas are busy, and as many requests wait as may", code="queue_full",
-                        headers={"Retry-After": str(RETRY_SECONDS)},
-                    ) from error  # fmt: skip
-                if not self._is_lost(error):
-                    raise
+            except self._full as error:
+                what, retry = "all replicas are busy, and as many requests wait as may", str(RETRY_SECONDS)
+                raise ApiError(429, what, code="queue_full", headers={"Retry-After": retry}) from error
+            except self._lost as error:
                 log.warning("a replica was lost with a request for %s, attempt %d: %s", scope["path"], attempt, error)
                 if sent.has_begun:
                     return await sent.break_off(scope["path"])
@@ -192,7 +186,7 @@ class _Sent:
             ConnectionError: it has no such form; the connection is then cut.
         """
         assert self._head is not None
-        end = last_words(path, _content_type(self._head))
+        end = last_words(path, Headers(raw=self._head["headers"]).get("content-type", ""))
         if end is None:
             raise ConnectionError("the replica that sent this answer is lost")
         await self._send({"type": "http.response.body", "body": end, "more_body": False})
@@ -221,22 +215,6 @@ def keys_of(body: bytes) -> list[int]:
     except (ValueError, RecursionError):
         return []
     return prefix_keys(prompt_text(found)) if isinstance(found, Mapping) else []
-
-
-async def _now(keys: list[int]) -> list[int]:
-    return keys
-
-
-def _content_type(head: Message) -> str:
-    return next((value.decode("latin-1") for name, value in head["headers"] if name.lower() == b"content-type"), "")
-
-
-async def _refuse(scope: Scope, error: ApiError, send: Send) -> None:
-    body = json_bytes(shape_of(scope["path"])(error))
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
-    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -25,6 +25,7 @@ from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError
 from rlx.ray.batch import at_least_one, cpus_of, path_on_nodes, range_of
 from rlx.ray.relay import Relay, Replica
+from rlx.serve.app import AHEAD
 from rlx.serve.options import ServerOptions, served
 from rlx.serve.prefixes import PrefixTable
 from rlx.serve.server import names_of
@@ -121,7 +122,7 @@ def deployment(
     shared = {"graceful_shutdown_timeout_s": drain, "health_check_timeout_s": 30.0}
     server = (server or ServerOptions()).resolved()
     names, queue = names_of(os.fspath(model), None, server.alias), server.queue
-    # Ray's proxies listen, not the replicas, and the router bounds the queue.
+    # Ray's proxies listen, not the replicas. Further requests wait in the router, which gives them to whoever is free.
     server = replace(server, host=("0.0.0.0",), queue=AHEAD * slots)
     own = {
         "name": "Replica",
@@ -156,11 +157,6 @@ def application(arguments: dict[str, Any]) -> serve.Application:
     if "server" in found:
         found["server"] = ServerOptions(**found["server"])
     return deployment(**found)
-
-
-AHEAD = 2
-"""Requests that a replica has for each slot: while one is computed the next one is tokenized. All others wait in the
-router, which gives them to whoever is free first."""
 
 
 def run(app: serve.Application, host: str, port: int, drain: float, ready: Callable[[], object]) -> None:
@@ -232,7 +228,7 @@ class Ingress:
         self._replicas, self._most = replicas.options(stream=True), most
 
     def __serve_build_asgi_app__(self) -> Relay:  # called by `serve.ingress`
-        return Relay(self._ask, is_lost, is_full, self._most)
+        return Relay(self._ask, LOST, BackPressureError, self._most)
 
     async def _ask(self, scope: dict[str, Any], body: bytes, keys: list[int]) -> AsyncGenerator[Message, None]:
         answer = self._replicas.answer.remote(scope, body, keys=keys)
@@ -244,13 +240,3 @@ class Ingress:
         finally:
             if not complete:
                 answer.cancel()  # the client is gone: the replica frees the sequence
-
-
-def is_lost(error: Exception) -> bool:
-    """Whether a replica is gone."""
-    return isinstance(error, LOST)
-
-
-def is_full(error: Exception) -> bool:
-    """Whether as many requests wait as may."""
-    return isinstance(error, BackPressureError)

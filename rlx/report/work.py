@@ -95,8 +95,10 @@ def region_rows(program: Program, manifest: Mapping[str, Any], work: list[Region
     groups: dict[Any, dict[str, Any]] = {}
     of = []
     for i, region in enumerate(work):
-        calls = [(without_layer(names[n]), symbol) for n, (_, symbol) in _called(region.nodes, manifest["regions"][i])]
-        own = [(without_layer(names[n]), symbol) for n, (_, symbol) in _called(region.own, manifest["prologues"][i])]
+        calls, own = (
+            [(without_layer(names[node]), symbol) for node, (_, symbol) in zip(nodes, manifest[kind][i], strict=True)]
+            for nodes, kind in ((region.nodes, "regions"), (region.own, "prologues"))
+        )
         key = (tuple(calls), tuple(own), region.bytes)
         if key not in groups:
             groups[key] = {
@@ -120,10 +122,6 @@ def region_rows(program: Program, manifest: Mapping[str, Any], work: list[Region
         group["layers"] = sorted({*group["layers"], *layers})
         of.append(list(groups).index(key))
     return {"groups": list(groups.values()), "of": of}
-
-
-def _called(nodes: tuple[Node, ...], calls: list[Any]) -> list[tuple[Node, Any]]:
-    return list(zip(nodes, calls, strict=True))
 
 
 def kernel_rows(

@@ -24,6 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlx import platform
+from rlx.closing import closed_on_error
 from rlx.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -328,16 +329,13 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, number)
-        try:
+        with closed_on_error(found):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if family == socket.AF_INET6 and host == "::":
                 found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             found.bind(address)
             found.listen(BACKLOG)
-        except BaseException:
-            found.close()
-            raise
     except socket.gaierror as error:
         raise ArgumentError(f"there is no such address: {error.strerror}", where=f"host {host}") from error
     except PermissionError as error:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from rlx import env
 from rlx.engine.opening.options import BATCH
 from rlx.errors import ArgumentError
-from rlx.profile.option import option, options_of
+from rlx.profile.option import check_options, option, options_of
 from rlx.sampling import SampleOpts
 
 HOST, PORT = "127.0.0.1", 8080
@@ -241,9 +241,7 @@ class ServerOptions:
     """Fields of `SampleOpts`: how tokens are chosen for requests that do not say, before what the model recommends."""
 
     def __post_init__(self) -> None:
-        for name, each in options_of(type(self)).items():
-            if (value := getattr(self, name)) is not None:
-                each.check(name, value)
+        check_options(self)
         SampleOpts(**self.sample)
 
     def resolved(self) -> Self:

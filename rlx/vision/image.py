@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlx import vision
 from rlx.errors import ArgumentError, ImageError
-from rlx.profile.option import option, options_of
+from rlx.profile.option import check_options, option, options_of
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
@@ -170,9 +170,7 @@ class ImageOptions:
     pan_and_scan: bool | None = option(None, "Also show Gemma 3 up to 4 crops of a long or wide image", default="no")
 
     def __post_init__(self) -> None:
-        for name, each in options_of(ImageOptions).items():
-            if (value := getattr(self, name)) is not None:
-                each.check(name, value)
+        check_options(self)
         self.check_pixels()
 
     @property

@@ -6,10 +6,12 @@ Vision stage, in front of `tower.py`. A tower is opened at first use, so that te
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
+from rlx.closing import closed_on_error
 from rlx.errors import ModelFileError, MultimodalError, RlxError
 from rlx.models.config import ModelConfig
 from rlx.models.vision_config import VISION_FAMILIES, VisionConfig, vision_from_gguf, vision_from_hf
@@ -81,11 +83,8 @@ class Vision:
 
     def _open(self) -> Tower:
         config, weights = open_tower(self._loader, self._text, self._mmproj)
-        try:
+        with closed_on_error(weights):
             return self._make(config, weights)
-        except BaseException:
-            weights.close()
-            raise
 
 
 def open_tower(
@@ -159,22 +158,21 @@ def _fits(loader: WeightLoader, text: ModelConfig, path: Path) -> bool:
 
 def _open_mmproj(loader: WeightLoader, text: ModelConfig, path: MmprojPath) -> tuple[VisionConfig, TowerWeights]:
     file = open_weights(path)
-    try:
+    with closed_on_error(file):
         if file.format != "gguf":
             hint = "give the mmproj-*.gguf of the model"
             raise MultimodalError("this is no mmproj file but a safetensors checkpoint", where=file.path, hint=hint)
-        shapes = file.tensors
-        config = vision_from_gguf(
-            file.metadata,
-            lambda name: tuple(shapes[name].shape) if name in shapes else None,
-            loader.metadata,
-            where=file.path,
-        )
+        config = mmproj_config(file, loader.metadata)
         _check_pair(config, text, file.path)
         return config, TowerWeights(file, config, owned=True)
-    except BaseException:
-        file.close()
-        raise
+
+
+def mmproj_config(file: WeightLoader, text: Mapping[str, Any]) -> VisionConfig:
+    """The configuration of the tower in an open mmproj file; `text` are the keys of the text model's file."""
+    tensors = file.tensors
+    return vision_from_gguf(
+        file.metadata, lambda name: tensors[name].shape if name in tensors else None, text, where=file.path
+    )
 
 
 def _check_pair(config: VisionConfig, text: ModelConfig, where: Path) -> None:

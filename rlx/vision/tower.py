@@ -35,7 +35,7 @@ from rlx.passes.capabilities import Capabilities, Layouts
 from rlx.passes.layout import weight_bytes, weight_table
 from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
-from rlx.vision.processors import Patches
+from rlx.vision.processors import Patches, finish
 from rlx.vision.weights import TowerWeights
 
 Inputs = Mapping[str, npt.NDArray[Any]]
@@ -181,12 +181,7 @@ class Tower:
         Raises:
             MultimodalError: the image has more rows or columns than the position table.
         """
-        steps = self.steps(patches)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
+        return finish(self.steps(patches))
 
     @named_refusals()
     def load(self) -> None:

@@ -108,7 +108,7 @@ _NO_GGUF = "this is no GGUF file, whatever its name says"
 _WRONG = "the file is damaged or was written wrongly: download or convert it again"
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_TYPE_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
+TYPE_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 _NUMPY = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _SCALARS = {kind: struct.Struct(f"<{letter}") for kind, letter in zip(_NUMPY, "BbHhIifBQqd", strict=True)}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -343,7 +343,7 @@ def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
         return at.text(f"the value of key {key!r}", MAX_STRING_BYTES).decode("utf-8", "replace"), "string"
     value = at.numbers(f"the value of key {key!r}", _SCALARS[kind])[0]
     if kind != _BOOL:
-        return value, _TYPE_NAMES[kind]
+        return value, TYPE_NAMES[kind]
     if value > 1:
         at.fail(f"key {key!r} is a bool with the value {value}, expected 0 or 1", at=at.pos - 1)
     return bool(value), "bool"
@@ -351,8 +351,8 @@ def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
 
 def _read_type(at: _Cursor, what: str) -> int:
     kind: int = at.numbers(f"the type of {what}", _U32)[0]
-    if kind >= len(_TYPE_NAMES):
-        at.fail(f"{what} has the type id {kind}, expected 0 to {len(_TYPE_NAMES) - 1}", at=at.pos - 4)
+    if kind >= len(TYPE_NAMES):
+        at.fail(f"{what} has the type id {kind}, expected 0 to {len(TYPE_NAMES) - 1}", at=at.pos - 4)
     return kind
 
 
@@ -365,7 +365,7 @@ def _read_array(at: _Cursor, key: str) -> tuple[Strings | Numbers, str]:
     start, count = at.pos, at.numbers(f"the length of {what}")[0]
     if count * size > at.end - at.pos:
         at.fail(f"{what} has {count} elements, too many for the {at.end - at.pos} bytes that follow", at=start)
-    name = f"array of {_TYPE_NAMES[kind]}"
+    name = f"array of {TYPE_NAMES[kind]}"
     if kind == _STRING:
         return at.skip_strings(count, what), name
     return _skip_numbers(at, kind, count, what), name

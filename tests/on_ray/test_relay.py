@@ -45,7 +45,7 @@ class Replicas:
 
 
 def relay(replicas: Replicas, most: int = 1_000) -> Relay:
-    return Relay(replicas, lambda e: isinstance(e, Lost), lambda e: isinstance(e, Full), most)
+    return Relay(replicas, (Lost,), Full, most)
 
 
 def answer(media: bytes = b"application/json", *, until: int = 99, then: list[Any] | None = None) -> list[Any]:

@@ -20,7 +20,7 @@ from rlx.arguments import check_arguments
 from rlx.backends import checked_device, is_auto
 from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
-from rlx.profile.option import ProfileOptions, byte_count, option, options_of
+from rlx.profile.option import ProfileOptions, byte_count, check_options, option, options_of
 from rlx.text.chat import template_text
 from rlx.vision.image import ImageOptions
 
@@ -155,9 +155,7 @@ class EngineOptions(ImageOptions, ProfileOptions):
         for entry in fields(self):
             if getattr(self, entry.name) is None:
                 object.__setattr__(self, entry.name, entry.default)
-        for name, each in options_of(type(self)).items():
-            if (value := getattr(self, name)) is not None:
-                each.check(name, value)
+        check_options(self)
         if not is_auto(self.device):
             checked_device(self.device)
         self.check_pixels()
