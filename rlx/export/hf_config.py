@@ -364,6 +364,10 @@ def _settings(config: TextConfig, out: Writer) -> None:
             out.f32(target, keys.number(found, key.allowed))
         else:
             out.u32(target, keys.integer(found, key.allowed))
+    if (experts := config.model.experts) is not None and config.row.experts == "must":
+        out.u32("expert_feed_forward_length", experts.ffn)
+        if experts.shared:
+            out.u32("expert_shared_feed_forward_length", experts.shared)
     _windows(config, out, pattern=any(config.sliding))
     out.u32("rope.dimension_count", config.model.rope.dims)
 

@@ -211,8 +211,7 @@ class _Hf(Reader):
             return [kind == _MOE for kind in kinds]
         key, last = "mlp_only_layers", (0, self.layers - 1)
         dense = keys.elements(key, lambda each: each.integer(key, last)) if experts and key in keys else []
-        step = keys.integer("decoder_sparse_step", (1, 1024), 1) if experts else 1
-        return [each and i not in dense and (i + 1) % step == 0 for i, each in enumerate(found)]
+        return [each and i not in dense for i, each in enumerate(found)]
 
     def sparsity(self) -> list[float | None]:
         """Reads the part of a normal distribution that is cut off; Gemma 3n has a default."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,24 @@ from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import I32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.architectures import FFN, QKVO, Architecture, all_slide, by_period
+from rlx.models.architectures import FFN, QKV, QKVO, Architecture, all_slide, by_period
 from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import CAP, Keys
-from rlx.models.names import LAYER, LINEAR, MOE, PRE_NORMS, SCALED, Row, Table
+from rlx.models.names import (
+    ATTN_NORM,
+    LAYER,
+    LINEAR,
+    MOE,
+    POST_NORM,
+    PRE_NORMS,
+    SCALED,
+    WHOLE,
+    Row,
+    Table,
+    shared_expert_names,
+)
 from rlx.models.settings import Key
 
 Attend = Callable[[Model, Node, Angles], Node]
@@ -65,6 +78,15 @@ def _query_scale(model: Model) -> Node | None:
     return ops.take_rows(table, model.graph.input("positions", [SEQ], I32))
 
 
+def _ernie_layers(keys: Keys) -> dict[str, Any]:
+    """Experts are in every n-th layer from a first one to a last one."""
+    layers = keys.integer("num_hidden_layers", (1, 1024))
+    step, first = keys.integer("moe_layer_interval", (1, 1024)), keys.integer("moe_layer_start_index", (0, 1024), 1)
+    last = keys.integer("moe_layer_end_index", (-1, 1024), -1) % layers
+    sparse = (first <= layer <= last and (layer + 1) % step == 0 for layer in range(layers))
+    return {"mlp_layer_types": ["sparse" if each else "dense" for each in sparse]}
+
+
 def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """`no_rope_layers` has a 1 for each layer with rope. Files without it have none in every fourth."""
     return _have_rope(keys, len(windows))
@@ -83,11 +105,16 @@ def _have_rope(keys: Keys, layers: int) -> list[bool]:
     return by_period(keys.integer("no_rope_layer_interval", (1, 1024), 4), layers)
 
 
-_MIXTRAL = (
+MIXTRAL = (
     Row("ffn_gate_inp", "block_sparse_moe.gate"),
     Row("ffn_gate_exps", "block_sparse_moe.experts.{}.w1", SCALED),
     Row("ffn_up_exps", "block_sparse_moe.experts.{}.w3", SCALED),
     Row("ffn_down_exps", "block_sparse_moe.experts.{}.w2", SCALED),
+)
+_ERNIE_MOE = (
+    *MOE,
+    Row("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", WHOLE),
+    *shared_expert_names("mlp.shared_experts"),
 )
 _PHI3 = (Row("attn_qkv", "self_attn.qkv_proj", LINEAR), Row("ffn_up", "mlp.gate_up_proj", LINEAR))
 _MINISTRAL_ROPE = {
@@ -98,7 +125,7 @@ _ROPE = ("rope_parameters", "rope_scaling")
 ARCHITECTURES = {
     "llama": Architecture(
         build,
-        Table((*LAYER, *PRE_NORMS, *_MIXTRAL, *MOE)),
+        Table((*LAYER, *PRE_NORMS, *MIXTRAL, *MOE)),
         ("llama",),
         hf_variants={
             "mistral": {"hf_sliding": all_slide, "hf_defaults": {"sliding_window": 4096}},
@@ -155,6 +182,44 @@ ARCHITECTURES = {
         hf_base=500_000.0,
         hf_biases={"use_bias": (*QKVO, *FFN)},
         hf_defaults={"tie_word_embeddings": True},
+    ),
+    "ernie4_5-moe": Architecture(
+        build,
+        Table((*LAYER, *PRE_NORMS, *_ERNIE_MOE)),
+        ("ernie4_5_moe",),
+        bf16=True,
+        gguf_rope="interleaved",
+        hf_rope="interleaved",
+        hf_base=500_000.0,
+        experts="must",
+        biases=("exp_probs_b",),
+        shared_expert="may",
+        hf_spelling=_ernie_layers,
+        hf_keys={
+            "experts": "moe_num_experts",
+            "experts_used": "moe_k",
+            "shared_experts": "moe_num_shared_experts",
+        },
+        hf_biases={"use_bias": (*QKVO, *FFN, *(f"{name}_shexp" for name in FFN))},
+        hf_defaults={"tie_word_embeddings": True, "moe_layer_interval": 1},
+    ),
+    "seed_oss": Architecture(
+        partial(build, second="post_attention_norm"),
+        Table((*LAYER, *ATTN_NORM, *POST_NORM)),
+        ("seed_oss",),
+        bf16=True,
+        hf_biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": FFN},
+        hf_defaults={"attention_bias": True, "head_dim": 128},
+    ),
+    "arcee": Architecture(
+        build,
+        Table((*LAYER, *PRE_NORMS)),
+        ("arcee",),
+        bf16=True,
+        gguf_rope="interleaved",
+        gated_ffn=False,
+        activation="relu2",
+        hf_defaults={"hidden_act": "relu2"},
     ),
     "smollm3": Architecture(
         build,

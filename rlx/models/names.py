@@ -113,6 +113,10 @@ def shared_expert_names(path: str | None = None) -> tuple[Row, ...]:
     return tuple(Row(f"ffn_{part}_shexp", path and f"{path}.{part}_proj", LINEAR) for part in parts)
 
 
+#: The same beside experts, with what weighs it (Qwen 2).
+GATED_SHARED = (Row("ffn_gate_inp_shexp", "mlp.shared_expert_gate"), *shared_expert_names("mlp.shared_expert"))
+
+
 def mamba_names(path: str) -> tuple[Row, ...]:
     """The tensors of a recurrent layer of Mamba-2, which checkpoints keep under `path`."""
     return (

@@ -1,4 +1,4 @@
-"""Qwen 2, Qwen 2.5 and Qwen 3, dense and with experts, and the text models of Qwen 3 VL.
+"""Qwen 2, Qwen 2.5 and Qwen 3, dense and with experts, the text models of Qwen 3 VL, and dots.llm1.
 
 A family file: the equations of one decoder, top to bottom. Qwen 2 adds biases to q, k and v; Qwen 3 has none and
 normalizes each head of q and k instead. Sources: Qwen 2 (arXiv 2407.10671), Qwen 3 (arXiv 2505.09388).
@@ -13,7 +13,7 @@ from rlx.models import llama
 from rlx.models.architectures import QKV, Architecture, all_slide
 from rlx.models.blocks import attention
 from rlx.models.keys import Keys
-from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, WHOLE, Row, Table
+from rlx.models.names import BIASED_MOE, GATED_SHARED, HEAD_NORMS, LAYER, MOE, PRE_NORMS, WHOLE, Row, Table
 from rlx.models.settings import Key
 
 
@@ -21,6 +21,12 @@ def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
     """The layers from `max_window_layers` on have a window if `use_sliding_window` is true."""
     first = keys.integer("max_window_layers", (0, 1 << 31), layers)
     return [slides and layer >= first for layer, slides in enumerate(all_slide(keys, layers))]
+
+
+def _lower_layers_take_turns(keys: Keys, layers: int) -> list[bool]:
+    """Every second layer before `max_window_layers` has a window, from the first on."""
+    first = keys.integer("max_window_layers", (0, 1 << 31), layers)
+    return [slides and layer < first and layer % 2 == 0 for layer, slides in enumerate(all_slide(keys, layers))]
 
 
 def _inner_layers(keys: Keys) -> dict[str, int]:
@@ -58,6 +64,19 @@ ARCHITECTURES = {
         biases=QKV,
         hf_defaults=_DEFAULTS,
     ),
+    "qwen2moe": replace(
+        _QWEN3,
+        build=llama.build,
+        names=Table((*LAYER, *PRE_NORMS, *MOE, *GATED_SHARED)),
+        model_types=("qwen2_moe",),
+        bf16=False,
+        hf_sliding=_lower_layers_take_turns,
+        hf_biases={"qkv_bias": QKV},
+        experts="must",
+        shared_expert="gated",
+        hf_defaults={**_DEFAULTS, "qkv_bias": True, "norm_topk_prob": False},
+        gguf_defaults={"expert_weights_norm": False},
+    ),
     "qwen3": _QWEN3,
     "qwen3vl": replace(
         _QWEN3,
@@ -86,5 +105,17 @@ ARCHITECTURES = {
         hf_layer_types=False,
         experts="must",
         hf_defaults={**_DEFAULTS, "norm_topk_prob": False},
+    ),
+    "dots1": Architecture(
+        _QWEN3.build,
+        Table((*LAYER, *HEAD_NORMS, *PRE_NORMS, *BIASED_MOE)),
+        ("dots1",),
+        bf16=True,
+        hf_sliding=_upper_layers_slide,
+        experts="must",
+        router="sigmoid",
+        biases=("exp_probs_b",),
+        shared_expert="may",
+        hf_defaults={"sliding_window": 4096, "max_window_layers": 62, "norm_topk_prob": False},
     ),
 }

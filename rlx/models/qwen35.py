@@ -22,6 +22,7 @@ from rlx.models.config import ModelConfig
 from rlx.models.names import (
     ATTENTION,
     ATTN_NORM,
+    GATED_SHARED,
     HEAD_NORMS,
     LINEAR,
     MLP,
@@ -31,7 +32,6 @@ from rlx.models.names import (
     WHOLE,
     Row,
     Table,
-    shared_expert_names,
 )
 from rlx.models.recurrent import delta_net
 
@@ -69,7 +69,6 @@ _GROUPED = (Row("ssm_in", "linear_attn.in_proj_qkvz", LINEAR), Row("ssm_ba", "li
 _PREDICTION = tuple(Row(f"nextn.{name}", None) for name in ("enorm", "hnorm", "shared_head_norm"))
 _NEXT = (Row("nextn.eh_proj", None, SCALED), *_PREDICTION)  # of the block behind the last layer
 _LAYER = (*ATTN_NORM, *ATTENTION, *HEAD_NORMS, *POST_NORM, *_RECURRENT, *_NEXT)
-_SHARED = (Row("ffn_gate_inp_shexp", "mlp.shared_expert_gate"), *shared_expert_names("mlp.shared_expert"))
 _QWEN35 = Architecture(
     build,
     Table((*_LAYER, *MLP)),
@@ -94,14 +93,14 @@ ARCHITECTURES = {
     "qwen35": _QWEN35,
     "qwen35moe": replace(
         _QWEN35,
-        names=Table((*_LAYER, *MOE, *_SHARED)),
+        names=Table((*_LAYER, *MOE, *GATED_SHARED)),
         model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
         experts="must",
         shared_expert="gated",
     ),
     "qwen3next": replace(
         _QWEN35,
-        names=Table((*_LAYER, *_GROUPED, *MLP, *MOE, *_SHARED)),
+        names=Table((*_LAYER, *_GROUPED, *MLP, *MOE, *GATED_SHARED)),
         model_types=("qwen3_next",),
         rope_sections=(),
         gguf_heads="grouped",

@@ -204,8 +204,10 @@ class Reader(Settings):
 
     def sparse(self, experts: Experts | None) -> list[bool]:
         """Which layers have experts."""
-        first = self.integer("dense_layers")
-        return [experts is not None and layer >= first for layer in range(self.layers)]
+        if experts is None:
+            return [False] * self.layers
+        first, step = self.integer("dense_layers"), self.integer("expert_step")
+        return [layer >= first and (layer + 1) % step == 0 for layer in range(self.layers)]
 
     def widths(self) -> tuple[int, ...]:
         """The width of each layer's dense block; a model with experts in every layer may have none."""

@@ -23,18 +23,20 @@ T = TypeVar("T")
 #: Family file -> (`general.architecture` of its GGUF files, `model_type` of its checkpoints).
 FILES: dict[str, tuple[str, str]] = {
     "llama": (
-        "llama mistral3 phi3 ernie4_5 smollm3",
-        "llama mistral mixtral ministral3 mistral3 phi3 ernie4_5 smollm3",
+        "llama mistral3 phi3 ernie4_5 ernie4_5-moe seed_oss arcee smollm3",
+        "llama mistral mixtral ministral3 mistral3 phi3 ernie4_5 ernie4_5_moe seed_oss arcee smollm3",
     ),
     "qwen3": (
-        "qwen2 qwen3 qwen3vl qwen3vlmoe qwen3moe",
-        "qwen2 qwen3 qwen3_vl_text qwen3_vl qwen3_vl_moe_text qwen3_vl_moe qwen3_moe",
+        "qwen2 qwen2moe qwen3 qwen3vl qwen3vlmoe qwen3moe dots1",
+        "qwen2 qwen2_moe qwen3 qwen3_vl_text qwen3_vl qwen3_vl_moe_text qwen3_vl_moe qwen3_moe dots1",
     ),
     "qwen35": ("qwen35 qwen35moe qwen3next", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe qwen3_next"),
     "gemma": ("gemma gemma2 gemma3", "gemma gemma2 gemma3_text gemma3"),
     "gemma3n": ("gemma3n", "gemma3n_text gemma3n"),
     "gemma4": ("gemma4", "gemma4_text gemma4 gemma4_unified_text gemma4_unified"),
     "olmo2": ("olmo2 exaone4", "olmo2 olmo3 exaone4"),
+    "olmoe": ("olmoe minimax-m2", "olmoe minimax_m2"),
+    "hunyuan": ("hunyuan-dense hunyuan-moe", "hunyuan_v1_dense hunyuan_v1_moe"),
     "glm4": ("glm4 glm4moe", "glm4 glm4_moe"),
     "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
@@ -115,14 +117,13 @@ _VISION = "it takes images"
 _DRAFTER = 'it only drafts, for a Gemma 4: give it as speculative="model:PATH"'
 _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
-    **dict.fromkeys(("qwen2moe", "qwen2_moe"), _MOE),
     **dict.fromkeys(("glm5",), _MOE),
-    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2"), _MOE),
+    **dict.fromkeys(("phimoe", "minimax"), _MOE),
     **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
     **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),
     **dict.fromkeys(("exaone", "olmo", "nemotron", "chatglm"), _OTHER),
-    **dict.fromkeys(("cohere", "cohere2", "command-r", "hunyuan-dense", "llada", "bonsai"), _OTHER),
+    **dict.fromkeys(("cohere", "cohere2", "command-r", "llada", "bonsai"), _OTHER),
     "omnicoder": _OTHER,
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "gemma4-assistant"), _DRAFTER),
 }

@@ -60,6 +60,7 @@ SETTINGS: dict[str, Key] = {
     "expert_groups": Key("expert_group_count", "n_group", (1, 1024), 1),
     "kept_groups": Key("expert_group_used_count", "topk_group", (1, 1024), 1),
     "dense_layers": Key("leading_dense_block_count", "first_k_dense_replace", (0, 1024), 0),
+    "expert_step": Key("interleave_moe_layer_step", "decoder_sparse_step moe_layer_interval", (1, 1024), 1),
     "shared_ffn": Key(
         "expert_shared_feed_forward_length", "shared_expert_intermediate_size shared_intermediate_size", WIDTH
     ),

@@ -25,7 +25,7 @@ from rlx.weights.loader import WeightLoader, renamed
 # files of Mamba-2 a norm in groups and numbers as a column, and quantizing a GGUF file drops a leading 1. Name in the
 # layer -> how many dimensions it has for the model.
 RANKS = {
-    "ssm_conv1d.weight": 2, "shortconv.conv.weight": 2, "ffn_gate_inp_shexp.weight": 2,
+    "ssm_conv1d.weight": 2, "shortconv.conv.weight": 2, "ffn_gate_inp_shexp.weight": 2, "exp_probs_b.bias": 1,
     "ssm_norm.weight": 1, "ssm_a": 1, "ssm_d": 1,
 }  # fmt: skip
 

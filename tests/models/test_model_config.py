@@ -117,6 +117,22 @@ def test_what_transformers_does_with_layers() -> None:
     assert golden("lfm2", layer_types=None, full_attn_idxs=None).recurrence is None
 
 
+def test_what_transformers_does_with_layers_of_later_families() -> None:
+    """Found in the same way."""
+    window = {"use_sliding_window": True, "sliding_window": 6, "layer_types": None, "num_hidden_layers": 6}
+    assert golden("qwen2moe", **window, max_window_layers=4).windows == (6, None, 6, None, None, None)
+    assert golden("dots1", sliding_window=6, max_window_layers=1, layer_types=None).windows == (None, 6)
+    sparse = {"num_hidden_layers": 6, "moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2}
+    layers = golden("ernie4.5-moe", **sparse).each
+    assert [layer.sparse for layer in layers] == [False, True, False, True, False, False]
+    assert not golden("ernie4.5-moe", num_hidden_layers=6).each[0].sparse
+    part = golden("minimax-m2", rope_parameters=REMOVED, rope_theta=1e4, rotary_dim=8).rope
+    assert (part.dims, part.base) == (8, 1e4)
+    older = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    named = golden("hunyuan", rope_parameters=REMOVED, rope_theta=1e4, rope_scaling=older, num_experts=1)
+    assert named.rope.base == pytest.approx(1e4 * 1000 ** (32 / 30)) and named == golden("hunyuan")
+
+
 def test_what_transformers_takes_for_absent_keys() -> None:
     assert golden("ernie4.5", tie_word_embeddings=REMOVED).tied
     assert golden("smollm3", tie_word_embeddings=REMOVED).tied
@@ -128,6 +144,8 @@ def test_what_transformers_takes_for_absent_keys() -> None:
 
 
 def test_what_changes_the_computation_in_a_way_that_no_family_has_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'clip_qkv' is 8\.0: bounds of q, k and v"):
+        golden("olmoe", clip_qkv=8.0)
     part = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
     for family in ("llama", "qwen3", "gemma2", "gpt-oss"):
         with pytest.raises(UnsupportedModelError, match="rotating a part of each head is not supported"):
