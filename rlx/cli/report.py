@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,8 +65,9 @@ def report(model: str | None, out: Path, shape: str | None, weights: str | None,
         raise click.UsageError("--measure runs the model; --shape and --weights name one without its weights")
     _check_writable(out)
     source = model_source(model, choices.engine, shape, weights)
+    again = "" if shape or weights else shlex.join(["rlx", "report", *([model] if model else []), "--measure"])
     with Bars("opening the model") as bars:
-        page, problem = _make(source, choices, bars)
+        page, problem = _make(source, again, choices, bars)
     page.write(out)
     programs = len(page.data["programs"])
     click.echo(f"{out}: {counted(programs, 'program')}, {size(len(page.html.encode()))}", err=True)
@@ -93,10 +95,11 @@ def _check_writable(out: Path) -> None:
         raise unwritable(out, FileNotFoundError(2, "its folder does not exist"))
 
 
-def _make(source: str | WeightLoader, choices: _Choices, bars: Bars) -> tuple[ReportPage, Problem | None]:
-    """The page, and the first error that is in it."""
+def _make(
+    source: str | WeightLoader, command: str, choices: _Choices, bars: Bars
+) -> tuple[ReportPage, Problem | None]:
+    """The page, which shows the command for one with times, and the first error that is in it."""
     name = Path(named(source)).name or named(source)
-    command = f"rlx report {named(source)} --measure"
     subject, sources, loader = Subject(name), list[Source](), None
     try:
         loader = open_weights(source) if isinstance(source, str) else source

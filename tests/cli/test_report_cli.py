@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,21 @@ def test_a_shape_of_28_layers_is_small(tmp_path: Path) -> None:
     result = rlx("--shape", "qwen3-0.6b", "--weights", "Q8_0", "--phase", "decode", "--out", out)
     assert result.exit_code == 0, result.output
     assert out.stat().st_size < 1_000_000, "four programs are below 5 MB"
+    assert data_of(out)["subject"]["command"] == "", "there are no weights to measure"
     (program,) = data_of(out)["programs"]
     last = program["drawings"][-1]
     assert [frame["title"] for frame in last["frames"]] == ["28 equal layers: 0-27"]
     assert len(last["boxes"]) < 40 and len(program["regions"]["of"]) == 169
     assert {row["group"] for row in program["groups"]} >= {"gated", "prologue"}
+
+
+def test_the_command_for_times_is_what_the_user_would_type(demo_model: Path, tmp_path: Path) -> None:
+    """With the name that was given, not where the file lies: a page is made to be shown."""
+    out, own = tmp_path / "report.html", tmp_path / "my model.gguf"
+    shutil.copy(demo_model, own)
+    for given, command in (((), "rlx report --measure"), ((own,), f"rlx report '{own}' --measure")):
+        assert rlx(*given, "--phase", "decode", "--out", out).exit_code == 0
+        assert data_of(out)["subject"]["command"] == command
 
 
 @pytest.mark.parametrize(
