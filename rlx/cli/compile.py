@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -283,7 +283,8 @@ def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, show
 
         records = list(runner.compile(None if as_json else show, **shown.programs(batch)))
         bars.pause()
-        reports = [program.explain() for program in runner.programs] if shown.explain else []
+        ready = zip(runner.programs, records, strict=True) if shown.explain else ()
+        reports = [replace(program.explain(), phase=record.phase) for program, record in ready]
         source = runner.stats()["profile"]
     seconds = time.perf_counter() - start
     compiled = sum(not record.cached for record in records)

@@ -34,6 +34,13 @@ def test_explain_is_plain_data(decode: dict[str, Any]) -> None:
     assert "gated-silu" in [event.rule for event in fuse.done]
 
 
+def test_every_report_is_headed_by_the_phase_of_its_program() -> None:
+    lines = compile_("--explain").stdout.splitlines()
+    phases = [line.split()[0] for line in lines if " kernels  " in line]
+    heads = [line for line in lines if "precision" in line]
+    assert [head.split()[1].rstrip(",") for head in heads] == phases and "greedy" in phases
+
+
 @pytest.mark.parametrize(
     ("args", "phase"),
     [
