@@ -95,9 +95,7 @@ def _check_writable(out: Path) -> None:
         raise unwritable(out, FileNotFoundError(2, "its folder does not exist"))
 
 
-def _make(
-    source: str | WeightLoader, command: str, choices: _Choices, bars: Bars
-) -> tuple[ReportPage, Problem | None]:
+def _make(source: str | WeightLoader, command: str, choices: _Choices, bars: Bars) -> tuple[ReportPage, Problem | None]:
     """The page, which shows the command for one with times, and the first error that is in it."""
     name = Path(named(source)).name or named(source)
     subject, sources, loader = Subject(name), list[Source](), None

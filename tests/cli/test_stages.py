@@ -64,9 +64,11 @@ def test_a_fused_graph_differs_from_the_one_that_was_built() -> None:
 
 @pytest.mark.usefixtures("decode")
 def test_code_of_one_kernel() -> None:
-    python, llvm, asm = (compile_("--emit", form, "--kernel", "rms_norm").stdout for form in ("python", "llvm", "asm"))
+    python, llvm, asm = (
+        compile_("--emit", form, "--kernel", "norm_weighted").stdout for form in ("python", "llvm", "asm")
+    )
     symbol = python.split("\n")[0].removeprefix("# ")
-    assert symbol.startswith("rms_norm") and "def " in python
+    assert symbol.startswith("norm_weighted") and "def " in python
     assert f"define void @{symbol}(" in llvm and "@step" not in llvm
     assert f"{symbol}:" in asm and "ret" in asm
 
