@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rlx.weights import ModelWeights
     from rlx.weights.loader import WeightLoader
 
+T = TypeVar("T")
 _INPUTS = 3  # kinds of prompt input: tokens, embeddings, embeddings with a bias
 
 
@@ -137,6 +138,10 @@ class TokenHistory(Closing):
         self._sampler: Sampler | None = None
         self._empty_caches()
 
+    def _prefilled(self, context: Context) -> Generator[None, None, None]:
+        """Replaces the history by a prompt."""
+        self._start(context.ids, (yield from embedded(context)))
+
     def _empty_caches(self) -> None:
         """Forgets what was computed, and keeps the history."""
         self._logits: Logits | None = None  # after the whole history, if the caches hold all of it
@@ -180,11 +185,7 @@ class TokenHistory(Closing):
             PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
         """
         context = self._checked(ids)
-
-        def work() -> Generator[None, None, None]:
-            self._start(context.ids, (yield from embedded(context)))
-
-        self._call(work)
+        self._call(lambda: self._prefilled(context))
 
     @property
     def tokens(self) -> list[int]:
@@ -216,16 +217,14 @@ class TokenHistory(Closing):
             self._empty_caches()
             return (yield from self._stepped(opts))
 
-        token: int = self._call(work)
-        return token
+        return self._call(work)
 
     def step_cached(self, opts: SampleOpts = GREEDY) -> int:
         """As `step`, but computes only tokens that are not cached: the prompt at first, then one token.
 
         Afterwards `past_seq == len(tokens) - 1`: the new token is the input of the next step.
         """
-        token: int = self._call(lambda: self._stepped(opts))
-        return token
+        return self._call(lambda: self._stepped(opts))
 
     # ---------------------------------------------------------------------------------------------- several tokens
 
@@ -275,11 +274,10 @@ class TokenHistory(Closing):
         context = self._checked(ids)
 
         def work() -> Generator[None, None, Logits]:
-            self._start(context.ids, (yield from embedded(context)))
+            yield from self._prefilled(context)
             return (yield from self._last_logits())
 
-        found: Logits = self._call(work)
-        return found
+        return self._call(work)
 
     def decode_get_logits(self, token: int) -> Logits:
         """Appends a token that the caller chose and computes it. Then `past_seq == len(tokens)`.
@@ -303,8 +301,7 @@ class TokenHistory(Closing):
                 del self._tokens[before:]
                 raise
 
-        found: Logits = self._call(work)
-        return found
+        return self._call(work)
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -315,8 +312,7 @@ class TokenHistory(Closing):
 
     def stats(self) -> dict[str, Any]:
         """Sizes and counters of the engine; `programs` has the counters of the program tables by phase."""
-        found: dict[str, Any] = self._call(self._engine.stats)
-        return found
+        return self._call(self._engine.stats)
 
     def close(self) -> None:
         """Releases memory and threads. Can be called more than once."""
@@ -325,6 +321,10 @@ class TokenHistory(Closing):
             self._closed = True
             self._engine.close()
 
+    @overload
+    def _call(self, work: Callable[[], Generator[None, None, T]]) -> T: ...
+    @overload
+    def _call(self, work: Callable[[], T]) -> T: ...
     def _call(self, work: Callable[[], Any]) -> Any:
         """Runs a task in the loop's thread."""
         if self._closed:

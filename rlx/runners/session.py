@@ -160,22 +160,14 @@ class Session:
 
 def predicted(engine: Engine, loop: EngineLoop, context: Context, all_positions: bool) -> Logits:
     """The logits after a prompt, or after each of its positions: see `LmRunner.predict_logits`."""
+    if all_positions:
+        return np.concatenate(_pieces(engine, loop, context, context.ids, "all", "predict_logits", _itself))
 
     def work() -> Generator[None, None, Logits]:
-        embeddings, prompt = (yield from embedded(context)), () if all_positions else context.ids
-        yield from _read(engine, prompt, embeddings, context.salt)
-        sequence = _opened(engine, context, embeddings, shared=not all_positions)
-        try:
-            if not all_positions:
-                last = yield from last_logits(engine, sequence, context.ids, loop)
-                return check_finite(last, "predict_logits")
-            found = []
-            for rows in appended(engine, sequence, context.ids, "all", loop):
-                found.append(check_finite(rows, "predict_logits"))
-                yield
-            return np.concatenate(found)
-        finally:
-            sequence.close()
+        embeddings = yield from embedded(context)
+        yield from _read(engine, context.ids, embeddings, context.salt)
+        with closing(_opened(engine, context, embeddings, shared=True)) as sequence:
+            return check_finite((yield from last_logits(engine, sequence, context.ids, loop)), "predict_logits")
 
     return loop.call(work)
 
@@ -195,20 +187,38 @@ def recomputed(engine: Engine, ids: list[int], embeddings: PromptEmbeddings | No
 
 def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callable[[Logits, list[int]], T]) -> list[T]:
     """The results of `measure` for the logits before each piece of the prompt, and of its ids; the first id aside."""
+    ids = context.ids
+
+    def of(rows: Logits, at: int) -> T:
+        return measure(rows, ids[at + 1 : at + 1 + len(rows)])
+
+    return _pieces(engine, loop, context, ids[:-1], "all", "score", of)
+
+
+def _pieces(
+    engine: Engine,
+    loop: EngineLoop,
+    context: Context,
+    ids: list[int],
+    output: Literal["all", "hidden"],
+    where: str,
+    measure: Callable[[Logits, int], T],
+) -> list[T]:
+    """What `measure` makes of the rows of each piece of a prompt's `ids`, and of the position of the first row."""
 
     def work() -> Generator[None, None, list[T]]:
-        embeddings, found, at = (yield from embedded(context)), list[T](), 1
-        sequence = _opened(engine, context, embeddings)
-        try:
-            for rows in appended(engine, sequence, context.ids[:-1], "all", loop):
-                found.append(measure(check_finite(rows, "score"), context.ids[at : at + len(rows)]))
-                at += len(rows)
+        embeddings, found = (yield from embedded(context)), list[T]()
+        with closing(_opened(engine, context, embeddings)) as sequence:
+            for rows in appended(engine, sequence, ids, output, loop):
+                found.append(measure(check_finite(rows, where), len(sequence) - len(rows)))
                 yield
-            return found
-        finally:
-            sequence.close()
+        return found
 
     return loop.call(work)
+
+
+def _itself(rows: Logits, at: int) -> Logits:
+    return rows
 
 
 def measured_ends(engine: Engine, loop: EngineLoop, prompts: Ids[Context], measure: Callable[[Logits], T]) -> list[T]:
@@ -260,19 +270,7 @@ def steps_of(tokenizer: Tokenizer, top_logprobs: int, rows: Logits, tokens: list
 
 def embedding(engine: Engine, loop: EngineLoop, context: Context, pooling: str, normalize: bool) -> Logits:
     """A prompt as one vector: see `Model.embed`."""
-
-    def work() -> Generator[None, None, list[Logits]]:
-        embeddings, pieces = (yield from embedded(context)), list[Logits]()
-        sequence = _opened(engine, context, embeddings)
-        try:
-            for rows in appended(engine, sequence, context.ids, "hidden", loop):
-                pieces.append(check_finite(rows, "embed"))
-                yield
-            return pieces
-        finally:
-            sequence.close()
-
-    pieces = loop.call(work)
+    pieces = _pieces(engine, loop, context, context.ids, "hidden", "embed", _itself)
     total = np.sum([rows.sum(0, dtype=np.float64) for rows in pieces], 0)
     vector: Floats = total / len(context) if pooling == "mean" else pieces[-1][-1].astype(np.float64)
     return of_unit_length(vector) if normalize else vector.astype(np.float32)
