@@ -15,7 +15,7 @@ from rlx.compiler.tensors import Tensors
 from rlx.engine import speculation
 from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.speculation.drafts import Drafting
-from rlx.engine.speculation.heads import AnyPredictor, Head, HeadDrafting, OpenModel, Predictor
+from rlx.engine.speculation.heads import DraftHead, Head, HeadDrafting, OpenModel, Predictor
 from rlx.errors import UnsupportedModelError
 from rlx.models.variants import EmbeddedRows
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -54,7 +54,7 @@ def open_drafting(
         of_engine = engine.config, engine.weights, setup, tensors, progress
         return HeadDrafting(engine, lambda parts: mtp_head(*of_engine))
     loader = open_weights(name.removeprefix(PATH))
-    opening: Callable[[ExitStack], AnyPredictor]
+    opening: Callable[[ExitStack], DraftHead]
     try:
         kind = head_kind(loader)
         if kind is None:

@@ -18,17 +18,15 @@ from rlx.backends.memory import Buffer
 from rlx.compiler.compile import Progress
 from rlx.compiler.tensors import Tensors
 from rlx.engine.kv.prompt_embeddings import shift_at
-from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import ModelRunner
 from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.programs.programs import HIDDEN, ProgramSpec
-from rlx.engine.speculation.heads import Head, OpenModel, integers, loaded_programs, of_another_model
+from rlx.engine.speculation.heads import DraftHead, Head, OpenModel, integers, of_another_model
 from rlx.errors import WeightError
 from rlx.ir.graph import Graph
 from rlx.models import gemma4_assistant, placed
 from rlx.models.config import ModelConfig
 from rlx.models.gemma4_assistant import TABLE, Assistant
-from rlx.models.variants import Features
 from rlx.weights import ModelWeights, WeightLoader
 from rlx.weights.composed import Composed
 from rlx.weights.loader import LoaderOver
@@ -79,18 +77,14 @@ def opening(
     return opened
 
 
-class CacheReader:
+class CacheReader(DraftHead):
     """A head without a cache of its own, in place of a `Predictor`.
 
     Args:
-        head, setup, tensors, progress: as of `Predictor`.
+        head, setup, tensors, progress: as of `DraftHead`.
         runner: runs the model.
         groups: the token of each row of its output matrix, i64 [groups, rows]; None if they are the model's.
     """
-
-    sequence: Sequence | None = None
-    reads: bool | Features = True
-    has_rounds = False
 
     def __init__(
         self,
@@ -101,30 +95,19 @@ class CacheReader:
         runner: ModelRunner,
         groups: npt.NDArray[np.int64] | None,
     ) -> None:
-        self.head, self._runner, self._groups = head, runner, groups
-        self._programs = loaded_programs(head, setup, tensors, progress)
+        super().__init__(head, setup, tensors, progress)
+        self._runner, self._groups = runner, groups
         self._programs.bind(runner.pool.memory)
-        self._start = self._count = 0  # of the rows of the model that it has the hidden states of
+        self._count = 0  # of the rows of the model that it has the hidden states of
         self._hidden: Buffer | None = None
 
-    def follow(self, sequence: Sequence | None) -> None:
-        """As `Predictor.follow`."""
-        self.sequence, self._count = sequence, 0
-
     def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
-        """As `Predictor.hear`."""
-        if self._hidden is None or self._hidden.nbytes < hidden.nbytes:
-            self._release()
-            self._hidden = hidden.memory.allocate(hidden.nbytes)
-        hidden.copy_to(self._hidden.part(0, hidden.nbytes))
-        self._start, self._count = start, len(ids)
+        self._hidden, self._start, self._count = self.copy(hidden), start, len(ids)
 
     def forget(self, length: int) -> None:
-        """As `Predictor.forget`."""
         self._count = min(self._count, max(0, length - self._start))
 
     def catch_up(self, length: int, token: int, count: int = 1) -> list[int]:
-        """At most `count` drafts after `token`, the id at `length`; none without the hidden state before it."""
         return [*self._drafts(length, token, count)]
 
     def _drafts(self, length: int, token: int, count: int) -> Iterator[int]:
@@ -152,15 +135,6 @@ class CacheReader:
         size = self.head.graph.outputs["next_hidden"].shape[1]
         assert isinstance(size, int)
         return size
-
-    def _release(self) -> None:
-        if self._hidden is not None:
-            self._hidden.close()
-        self._hidden = None
-
-    def close(self) -> None:
-        self._programs.close()
-        self._release()
 
 
 def _check_base(head: Assistant, model: ModelConfig, loader: WeightLoader) -> None:

@@ -13,11 +13,12 @@ where the token after p is a row of an image, the head takes that row, too.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,8 +132,8 @@ def loaded_programs(head: Head, setup: Setup, tensors: Tensors, progress: Progre
     return made
 
 
-class Predictor:
-    """A head, its KV cache, and the part of the session that it has processed.
+class DraftHead(Listener, ABC):
+    """A head that drafts for the sequence that it follows, from copies of the model's hidden states.
 
     Args:
         head: the head.
@@ -144,36 +145,74 @@ class Predictor:
         head: the head.
         sequence: the one that it follows.
         reads: which hidden states of the model it takes, as in `ProgramSpec.hidden`.
-        states: its KV cache, with room for every position.
+        has_rounds: whether the device has rounds of drafts of it.
     """
 
     sequence: Sequence | None = None
+    reads: bool | Features = True
+    has_rounds = False
 
     def __init__(self, head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> None:
-        self.head, self._ranges, self.backend = head, setup.profile.ranges, tensors.compiler.backend
-        self.reads: bool | Features = head.reads or True
-        self._programs = loaded_programs(head, setup, tensors, progress)
+        self.head, self._programs = head, loaded_programs(head, setup, tensors, progress)
+        self._start = 0  # position of the first row of the model of which it has a copy
+        self._copies: Buffer | None = None
+
+    def follow(self, sequence: Sequence | None) -> None:
+        """Begins anew, with a sequence to follow; None: there is none any more."""
+        self.sequence = sequence
+        self.forget(0)
+
+    @abstractmethod
+    def forget(self, length: int) -> None:
+        """Follows a rewind: the session was cut to its first `length` tokens."""
+
+    @abstractmethod
+    def catch_up(self, length: int, token: int, count: int = 1) -> list[int]:
+        """At most `count` drafts for what follows `token`, the id at position `length`.
+
+        Empty if the hidden state of the row before `length` is not known.
+        """
+
+    def copy(self, hidden: Buffer) -> Buffer:
+        """A copy of hidden states in memory that the next copy takes."""
+        if self._copies is None or self._copies.nbytes < hidden.nbytes:
+            self._release()
+            self._copies = hidden.memory.allocate(hidden.nbytes)
+        found = self._copies.part(0, hidden.nbytes)
+        hidden.copy_to(found)
+        return found
+
+    def _release(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
+        self._copies = None
+
+    def close(self) -> None:
+        """Releases memory."""
+        self._programs.close()
+        self._release()
+
+
+class Predictor(DraftHead):
+    """A head, its KV cache, and the part of the session that it has processed.
+
+    Attributes:
+        states: its KV cache, with room for every position.
+    """
+
+    def __init__(self, head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> None:
+        super().__init__(head, setup, tensors, progress)
+        self._ranges, self.backend = setup.profile.ranges, tensors.compiler.backend
+        self.reads, self.has_rounds = head.reads or True, self.backend.native_rounds
         sizes = Sizes.of(head.graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
         extents = sizes.extents(page_count(setup.max_seq, sizes.page), 1)
         self.states = StateMemory(head.graph, self.backend.memory, setup.layouts, extents, paged=True)
         self._programs.bind(self.states)
         self._by_rows: dict[int, Program] = {}
         self._base = self._next = 0  # the head has processed positions [base, next)
-        self._start = 0  # position of the first stored row that it has not processed
-        self._ids: list[int] = []
-        self._hidden: Buffer | None = None  # hidden states of these rows, a part of `_room`
-        self._room: Buffer | None = None
+        self._ids: list[int] = []  # of the rows from `_start` on, which it has not processed
+        self._hidden: Buffer | None = None  # their hidden states
         self._width = 0  # bytes of a row
-
-    @property
-    def has_rounds(self) -> bool:
-        """Whether the device has rounds of drafts."""
-        return self.backend.native_rounds
-
-    def follow(self, sequence: Sequence | None) -> None:
-        """Begins anew, with a sequence to follow; None: there is none any more."""
-        self.sequence = sequence
-        self.forget(0)
 
     def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
         """Receives a step of the model: `ids` from position `start` on, and hidden f32 [len(ids), width] (copied)."""
@@ -184,16 +223,10 @@ class Predictor:
         self._start = max(self._next, start)
         known = min(self._start - start, len(ids))
         self._ids, self._hidden = list(ids[known:]), None
-        if self._room is None or self._room.nbytes < hidden.nbytes:
-            self._release()
-            self._room = hidden.memory.allocate(hidden.nbytes)
         self._width = hidden.nbytes // len(ids)
-        fresh = hidden.part(known * self._width)
-        self._hidden = self._room.part(0, fresh.nbytes)
-        fresh.copy_to(self._hidden)
+        self._hidden = self.copy(hidden.part(known * self._width))
 
     def forget(self, length: int) -> None:
-        """Follows a rewind: the session was cut to its first `length` tokens."""
         del self._ids[max(0, length - self._start) :]
         # The head's row of the last position depends on the token after it: drop it; it is computed again.
         self._next = max(min(self._next, length - 1), self._base)
@@ -201,12 +234,7 @@ class Predictor:
             self._base = self._next = length
 
     def catch_up(self, length: int, token: int, count: int = 1) -> list[int]:
-        """Runs the rows before position `length` through the head; `token` is the id at `length`.
-
-        Returns:
-            At most `count` drafts for what follows `token`, all but the first from the head's own hidden states. Empty
-            if the hidden state of the row before `length` is not known.
-        """
+        """Runs the rows before position `length` through the head; drafts after the first come from its own states."""
         rows = length - self._start
         if self._hidden is None or not 0 < rows <= len(self._ids):
             return []
@@ -276,28 +304,9 @@ class Predictor:
         self._next = self._start = start
         self._ids = []
 
-    def _release(self) -> None:
-        if self._room is not None:
-            self._room.close()
-        self._room = self._hidden = None
-
     def close(self) -> None:
-        self._programs.close()
+        super().close()
         self.states.close()
-        self._release()
-
-
-class AnyPredictor(Listener, Protocol):
-    """What drafts need of a head: that of `Predictor`, which alone has rounds."""
-
-    head: Head
-
-    @property
-    def has_rounds(self) -> bool: ...
-    def follow(self, sequence: Sequence | None) -> None: ...
-    def forget(self, length: int) -> None: ...
-    def catch_up(self, length: int, token: int, count: int = 1) -> list[int]: ...
-    def close(self) -> None: ...
 
 
 class HeadDrafter:
@@ -308,7 +317,7 @@ class HeadDrafter:
         past: returns the number of tokens in the session; all of them are accepted when drafts are requested.
     """
 
-    def __init__(self, predictor: AnyPredictor, past: Callable[[], int]) -> None:
+    def __init__(self, predictor: DraftHead, past: Callable[[], int]) -> None:
         self.predictor, self._past, self._most = predictor, past, predictor.head.most
         self._hits = ModelHits(self._most)
         self._token: int | None = None
@@ -421,7 +430,7 @@ class HeadDrafts(Drafts):
 
     _drafter: HeadDrafter
 
-    def __init__(self, runner: ModelRunner, sequence: Sequence, predictor: AnyPredictor, counters: Counters) -> None:
+    def __init__(self, runner: ModelRunner, sequence: Sequence, predictor: DraftHead, counters: Counters) -> None:
         super().__init__(HeadDrafter(predictor, lambda: len(sequence)), counters)
         self.sequence, self._runner, self._head = sequence, runner, predictor
         predictor.follow(sequence)
@@ -455,10 +464,10 @@ class HeadDrafting:
     """
 
     def __init__(
-        self, engine: Engine, open_head: Callable[[ExitStack], AnyPredictor], file: WeightLoader | None = None
+        self, engine: Engine, open_head: Callable[[ExitStack], DraftHead], file: WeightLoader | None = None
     ) -> None:
         self._engine, self._open, self._parts = engine, open_head, ExitStack()
-        self._predictor: AnyPredictor | None = None
+        self._predictor: DraftHead | None = None
         if file is not None:
             self._parts.callback(file.close)
 
