@@ -9,7 +9,7 @@ A kernel call: `select.py` builds one for each node, and the linker generates th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ParamSpec
@@ -95,6 +95,10 @@ class Units:
     def most(self, limits: dims.Bounds) -> int:
         """Upper bound of the number of units that have work."""
         return self.count(dims.bounds(self.dim, limits)[1])
+
+    def at(self, env: Mapping[str, int]) -> int:
+        """The number of units that have work for these values of the symbols."""
+        return self.count(dims.value(self.dim, env))
 
     def count(self, size: int) -> int:
         """The number of units that have work where `dim` is `size`."""

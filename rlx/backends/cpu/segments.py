@@ -42,7 +42,7 @@ from rlx.backends.cpu.kernel import CHUNKS, SCRATCH, Call, Kernel, Units, symbol
 from rlx.backends.cpu.layouts import ALIGN, LAYOUTS, PAGE
 from rlx.backends.cpu.loops import is_python_only, python_form
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import I32, I64, POINTER, Emitter, Index
+from rlx.backends.cpu.tiles import I32, I64, VOID, Emitter, Index
 from rlx.backends.sizes import extent
 from rlx.errors import CompileError
 from rlx.ir import dims
@@ -176,12 +176,7 @@ class _Loop:
         self.extents = {dim: f"extent_{i}" for i, dim in enumerate(extents)}
         buffers = [self.names[arg] for arg in strides]
         self.e = Emitter(target, [*buffers, "segments"], ["count", *self.extents.values()])
-        self.functions = [self._declared(call.kernel) for call in calls]
         self.parts = PARTS if calls[0].reads_past else CHUNKS
-
-    def _declared(self, kernel: Kernel) -> ir.Function:
-        types = [POINTER] * len(kernel.buffers) + [I64] * (len(kernel.extents) + 2)
-        return ir.Function(self.e.module, ir.FunctionType(ir.VoidType(), types), kernel.symbol)
 
     def kernel(self) -> Kernel:
         """The kernel."""
@@ -285,7 +280,7 @@ class _Loop:
         size = self._value(units.dim, run)
         if isinstance(size, int):
             return e.i64(units.most({}))
-        count = e.b.mul(e.b.udiv(e.b.add(size, e.i64(units.per - 1)), e.i64(units.per)), e.i64(units.times))
+        count = e.b.mul(e.ceil_div(size, units.per), e.i64(units.times))
         return count if units.busy is None else e.smin(units.busy, count)
 
     def _is_one(self, rows: ir.Value) -> ir.Value:
@@ -332,7 +327,7 @@ class _Loop:
         if call.joins > 1:
             buffers.append(e.at(e.args["segments"], (run.first, 4 * self.columns)))
             extents += [run.count, run.shared]
-        e.b.call(self.functions[number], [*buffers, *extents, *units])
+        e.call(call.kernel.symbol, VOID, [*buffers, *extents, *units])
 
     def _outline(self) -> str:
         """The readable outline of the loop."""
@@ -373,8 +368,6 @@ def _loop(inner: Kernel, heads: int, row_bytes: int, together: int, target: Targ
         row_bytes: bytes of a head at a position of the cache, if that is to be prefetched, else 0.
     """
     e = Emitter(target, [*inner.buffers, "pages"], inner.extents)
-    types = [POINTER] * len(inner.buffers) + [I64] * (len(inner.extents) + 2)
-    function = ir.Function(e.module, ir.FunctionType(ir.VoidType(), types), inner.symbol)
     past, begin, end, per = e.args["past"], e.args["begin"], e.args["end"], e.i64(heads)
     newest = e.b.add(past, e.b.sdiv(e.b.sub(end, e.i64(1)), per))
     first, last = (e.b.ashr(p, e.i64(6)) for p in (e.b.add(past, e.b.sdiv(begin, per)), newest))
@@ -392,7 +385,7 @@ def _loop(inner: Kernel, heads: int, row_bytes: int, together: int, target: Targ
             stride = e.b.mul(e.args["ctx"], e.i64(row_bytes))
             _fetch(e, e.at(e.args[inner.buffers[-1]], (place, row_bytes)), count, stride, row_bytes * together)
         extents = {**{name: e.args[name] for name in inner.extents}, "past": moved}
-        e.b.call(function, [*(e.args[name] for name in inner.buffers), *extents.values(), *own])
+        e.call(inner.symbol, VOID, [*(e.args[name] for name in inner.buffers), *extents.values(), *own])
     kernel = e.finish("paged", _outline(inner, heads))
     return replace(kernel, calls=(inner,))
 

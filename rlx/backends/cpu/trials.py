@@ -100,10 +100,6 @@ def check_kernel(call: Call, code: bytes, limits: dims.Bounds) -> None:
             raise CustomOpError(what, where=f"custom op {op.name}, kernel", hint=hint)
 
 
-def _units(call: Call, sizes: dict[str, int]) -> int:
-    return -(-dims.value(call.units.dim, sizes) // call.units.per) * call.units.times
-
-
 def _run_python(call: Call, op: CustomOp, operands: list[Array], expected: Array, sizes: dict[str, int]) -> None:
     """Runs the kernel as Python; stops after a number of accesses."""
     assert call.kernel.python is not None
@@ -114,7 +110,7 @@ def _run_python(call: Call, op: CustomOp, operands: list[Array], expected: Array
     try:
         with np.errstate(all="ignore"):
             result = _Checked("out", where, out, count, writes=True)
-            call.kernel.python(*buffers, result, *extents, 0, _units(call, sizes))
+            call.kernel.python(*buffers, result, *extents, 0, call.units.at(sizes))
     except (_Enough, ArithmeticError):
         return  # native code has no such errors; its result is compared
     except CustomOpError:
@@ -127,7 +123,7 @@ def _run_native(
     call: Call, op: CustomOp, operands: list[Array], expected: Array, sizes: dict[str, int], address: int
 ) -> Array:
     """The result of the native kernel, in one range of units; checks another division and what else is written."""
-    where, units = f"custom op {op.name}, kernel", _units(call, sizes)
+    where, units = f"custom op {op.name}, kernel", call.units.at(sizes)
     kernel, extents = call.kernel, [dims.value(d, sizes) for d in call.extents]
     types = [ctypes.c_void_p] * len(kernel.buffers) + [ctypes.c_int64] * (len(extents) + 2)
     function = ctypes.CFUNCTYPE(None, *types)(address)

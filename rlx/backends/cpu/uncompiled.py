@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.backend import Cpu
 from rlx.backends.cpu.formats import CpuFormats
-from rlx.backends.cpu.kernel import SCRATCH, Call, Units
+from rlx.backends.cpu.kernel import SCRATCH, Call
 from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.loops import NoPythonForm, python_form, python_forms
 from rlx.backends.cpu.segments import strides
@@ -174,12 +174,7 @@ def run(call: Call, buffers: Sequence[Bytes], env: Env) -> None:
     arrays = [each.view(element) for each, element in zip(raw, kernel.elements, strict=True)]
     extents = [dims.value(extent, env) for extent in call.extents]
     with np.errstate(all="ignore"):  # integers wrap, quotients may be NaN
-        function(*arrays, *extents, 0, _count(call.units, env))
-
-
-def _count(units: Units, env: Env) -> int:
-    count = -(-dims.value(units.dim, env) // units.per) * units.times
-    return count if units.busy is None else min(count, units.busy)
+        function(*arrays, *extents, 0, call.units.at(env))
 
 
 class UncompiledProgram(ReferenceProgram):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from rlx.backends.cpu.tiles import I8, I16, Emitter, Index
+from rlx.backends.cpu.tiles import I8, I16, VOID, Emitter, Index
 
 #: Number of tile registers, rows of a tile, bytes of a row, and the k of a bf16 product.
 COUNT, ROWS, ROW_BYTES, DEPTH = 8, 16, 64, 32
@@ -70,10 +70,10 @@ class AmxTiles:
         """Keeps the instructions before and after it apart: a CPU whose core has another busy thread is up to 1.5 times
         as fast with eight instructions between two on tiles (docs/batch.md).
         """
-        self.e.b.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), _NOPS, "", side_effect=True), [])
+        self.e.b.call(ir.InlineAsm(ir.FunctionType(VOID, []), _NOPS, "", side_effect=True), [])
 
     def _call(self, name: str, *operands: ir.Value) -> None:
-        self.e.call(name, ir.VoidType(), operands)
+        self.e.call(name, VOID, operands)
 
 
 def _number(tile: int) -> ir.Value:

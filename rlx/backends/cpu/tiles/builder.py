@@ -18,7 +18,7 @@ from rlx.backends.cpu.target import Target
 LANES = 16
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-FLOAT, HALF, POINTER = ir.FloatType(), ir.HalfType(), ir.PointerType()
+FLOAT, HALF, POINTER, VOID = ir.FloatType(), ir.HalfType(), ir.PointerType(), ir.VoidType()
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
@@ -83,7 +83,7 @@ class Builder:
         self.module = ir.Module(name="")
         self.module.triple, self.module.data_layout = target.triple, _data_layout(target)
         types = [POINTER] * len(self.buffers) + [I64] * (len(self.extents) + 2)
-        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), types), _PLACEHOLDER)
+        self.function = ir.Function(self.module, ir.FunctionType(VOID, types), _PLACEHOLDER)
         names = (*self.buffers, *self.extents, "begin", "end")
         for argument, name in zip(self.function.args, names, strict=True):
             argument.name = name
@@ -101,7 +101,7 @@ class Builder:
         return Kernel(name, self.buffers, self.extents, text.replace(_PLACEHOLDER, name), source)
 
     def call(self, name: str, result: ir.Type, operands: Sequence[ir.Value]) -> ir.Value:
-        """Calls an intrinsic, and declares it on first use."""
+        """Calls an intrinsic or another kernel, and declares it on first use."""
         known = self.module.globals.get(name)
         callee = known or ir.Function(self.module, ir.FunctionType(result, [o.type for o in operands]), name)
         return self.b.call(callee, operands)
@@ -125,6 +125,11 @@ class Builder:
             return scaled
         known = known and isinstance(start, int)
         return scaled + start if known else self.b.add(self.i64(scaled), self.i64(start))
+
+    def ceil_div(self, x: ir.Value, y: Index) -> ir.Value:
+        """x / y in i64, rounded up; both are not negative."""
+        less = self.i64(y - 1) if isinstance(y, int) else self.b.sub(y, self.i64(1))
+        return self.b.udiv(self.b.add(x, less), self.i64(y))
 
     def clamp(self, x: ir.Value, low: int, high: int) -> ir.Value:
         """x (i64) within [low, high]."""
@@ -232,8 +237,7 @@ class Control(Builder):
         Yields (number of the piece, its first unit, its end), where units are counted from the start of the piece.
         """
         size, begin, end = self.i64(length), self.args["begin"], self.args["end"]
-        less = self.i64(length - 1) if isinstance(length, int) else self.b.sub(length, self.i64(1))
-        with self.loop(self.b.udiv(begin, size), self.b.udiv(self.b.add(end, less), size)) as piece:
+        with self.loop(self.b.udiv(begin, size), self.ceil_div(end, length)) as piece:
             start = self.b.mul(piece.i, size)
             yield piece.i, self.b.sub(self.smax(begin, start), start), self.smin(self.b.sub(end, start), length)
 

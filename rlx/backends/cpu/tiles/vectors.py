@@ -15,6 +15,7 @@ from rlx.backends.cpu.tiles.builder import (
     I32X16,
     LANES,
     POINTER,
+    VOID,
     Builder,
     Index,
     constant,
@@ -127,6 +128,15 @@ class Vectors(Builder):
     def store(self, value: ir.Value, pointer: ir.Value, align: int = 1) -> None:
         self.b.store(value, pointer, align=align)
 
+    def load_row(self, start: ir.Value, count: int, type_: ir.Type = F32X16) -> list[ir.Value]:
+        """`count` vectors of 64 bytes, one after the other, from an address on that is a multiple of 64."""
+        return [self.load(type_, self.at(start, 64 * i), 64) for i in range(count)]
+
+    def store_row(self, values: Sequence[ir.Value], start: ir.Value) -> None:
+        """The inverse of `load_row`."""
+        for i, value in enumerate(values):
+            self.store(value, self.at(start, 64 * i), 64)
+
     def stack(self, nbytes: int) -> ir.Value:
         """Stack memory of the kernel's call, aligned to 64 bytes."""
         slot = ir.IRBuilder(self._entry).alloca(ir.ArrayType(I8, nbytes))
@@ -140,7 +150,7 @@ class Vectors(Builder):
         """
         for line in range(0, nbytes, 64):
             hints = [ir.Constant(I32, hint) for hint in (0, 4 - level, 1)]  # read, how near, data
-            self.call("llvm.prefetch", ir.VoidType(), [self.at(pointer, line), *hints])
+            self.call("llvm.prefetch", VOID, [self.at(pointer, line), *hints])
 
     def splat_f32(self, pointer: ir.Value) -> ir.Value:
         """The f32 at `pointer` in all lanes."""
@@ -172,4 +182,4 @@ class Vectors(Builder):
 
     def masked_store(self, value: ir.Value, pointer: ir.Value, mask: ir.Value) -> None:
         operands = [value, pointer, ir.Constant(I32, 1), mask]
-        self.call(f"llvm.masked.store.{mangle(value.type)}.p0", ir.VoidType(), operands)
+        self.call(f"llvm.masked.store.{mangle(value.type)}.p0", VOID, operands)

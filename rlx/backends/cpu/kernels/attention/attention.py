@@ -280,8 +280,7 @@ class AttentionWriter:
             weights = weigh(self.scratch.load_scores(chunk, query))
             self._keep_weights(weights, chunk, query)
             slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
-        for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):
-            e.store(value, place, 64)
+        self.scratch.store([largest, shrink, *slot.results], places)
 
     def _largest_and_weights(
         self, unit: Unit, chunks: Chunks, query: ir.Value, before: ir.Value

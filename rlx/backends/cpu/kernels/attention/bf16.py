@@ -105,7 +105,7 @@ class RoundedAttention(AttentionWriter):
         with e.loop(e.b.and_(unit.first, e.i64(-length)), unit.last, length) as start:
             first = e.smax(start.i, unit.first)
             left = e.b.sub(e.smin(e.b.add(start.i, e.i64(length)), unit.last), first)
-            self._add(unit, Chunks(first, e.b.udiv(e.b.add(left, e.i64(CHUNK - 1)), e.i64(CHUNK))))
+            self._add(unit, Chunks(first, e.ceil_div(left, CHUNK)))
 
     def _score(self, unit: Unit, chunk: Chunk) -> None:
         if self.converted is None:
@@ -280,8 +280,8 @@ class TiledAttention(RoundedAttention):
         """Rescales the mixes in memory first, because tile registers cannot be multiplied by `shrink`."""
         e, vectors = self.e, self.shape.vectors
         with e.loop(unit.start, unit.end) as query:
-            for place, mix in zip(*self.scratch.shrunk(query.i, 1, 0, vectors), strict=True):
-                e.store(mix, place, 64)
+            places, mixes = self.scratch.shrunk(query.i, 1, 0, vectors)
+            self.scratch.store(mixes, places)
         super()._mix(unit, chunks)
 
     def _mix_together(self, rows: Converted, chunks: Chunks, query: ir.Value) -> None:
@@ -349,8 +349,7 @@ class DottedAttention(RoundedAttention):
         with e.loop(0, whole, 1, [e.f32(0.0)] * (self.together * KEY_TILES)) as s:
             s.values = product(s.i, ROWS, s.values)
         totals = product(whole, rest, s.results) if rest else s.results
-        for i, total in enumerate(totals):  # the scores of a query are contiguous
-            e.store(total, e.at(self.scratch.scores_of(chunk, query), 64 * i), 64)
+        e.store_row(totals, self.scratch.scores_of(chunk, query))  # those of a query are contiguous
 
     def _mix_together(self, rows: Converted, chunks: Chunks, query: ir.Value) -> None:
         vectors = self.shape.vectors
@@ -371,8 +370,7 @@ class DottedAttention(RoundedAttention):
                 right = rows.value_tile(slot.i, step.i, first)
                 step.values = self._products(left, 2 * CHUNK, right, step.values)
             slot.values = step.results
-        for mix, place in zip(slot.results, places, strict=True):
-            e.store(mix, place, 64)
+        self.scratch.store(slot.results, places)
 
     def _products(
         self, left: ir.Value, stride: int, right: ir.Value, sums: Sequence[ir.Value], lines: int = ROWS

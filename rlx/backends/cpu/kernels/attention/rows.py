@@ -89,19 +89,19 @@ class Rows:
     def _put(self, unit: Unit, piece: ir.Value) -> None:
         """Stores the sums of a row over a piece."""
         with self.e.loop(0, self.shape.group) as query:
-            sums = self.scratch.loaded(self._places(unit, query.i))
-            self._slots(unit).put(unit.head, piece, query.i, sums)
+            self._slots(unit).put(unit.head, piece, query.i, self.scratch.sums(self._number(unit, query.i)))
 
     def _add_up(self, unit: Unit, first: ir.Value) -> None:
         """Writes the results of a row from its pieces, from the first one on."""
         last = self.pieces.number(self.e.b.sub(unit.last, self.e.i64(1)))
         with self.e.loop(0, self.shape.group) as query:
             total = self._slots(unit).total(unit.head, first, last, query.i)
-            self.scratch.store(total, self._places(unit, query.i))
+            self.scratch.store(total, self.scratch.sum_places(self._number(unit, query.i)))
         self.scratch.finish(unit)
 
-    def _places(self, unit: Unit, query: ir.Value) -> list[ir.Value]:
-        return self.scratch.sum_places(self.e.i64(self.e.mul_add(query, 1, unit.start)))
+    def _number(self, unit: Unit, query: ir.Value) -> ir.Value:
+        """The number of a query of a unit in scratch memory."""
+        return self.e.i64(self.e.mul_add(query, 1, unit.start))
 
     def _slots(self, unit: Unit | None = None) -> Slots:
         """The slots of a row; those of the first row, which is the default, have the counters."""

@@ -46,12 +46,13 @@ class Scratch:
         places = [self.e.at(base, (query, 64)) for base in (self.largest, self.total)]
         return places + [self.vector(self.mix, query, v) for v in range(self.shape.vectors)]
 
-    def before_places(self, query: ir.Value) -> list[ir.Value]:
-        count = 2 + self.shape.vectors
-        return [self.e.at(self.before, (query, 64 * count), 64 * i) for i in range(count)]
+    def sums(self, query: ir.Value) -> list[ir.Value]:
+        """A query's sums."""
+        return [self.e.load(F32X16, place, 64) for place in self.sum_places(query)]
 
-    def loaded(self, places: list[ir.Value]) -> list[ir.Value]:
-        return [self.e.load(F32X16, place, 64) for place in places]
+    def sums_before(self, query: ir.Value) -> ir.Value:
+        """Address of a query's sums over the pieces before."""
+        return self.e.at(self.before, (query, 64 * (2 + self.shape.vectors)))
 
     def store(self, values: list[ir.Value], places: list[ir.Value]) -> None:
         for value, place in zip(values, places, strict=True):
@@ -67,14 +68,13 @@ class Scratch:
     def add_before(self, unit: Unit) -> None:
         """Adds the sums of the pieces before to those of the current one."""
         with self.e.loop(unit.start, unit.end) as query:
-            places = self.sum_places(query.i)
-            earlier, current = (self.loaded(each) for each in (self.before_places(query.i), places))
-            self.store(added(self.e, earlier, current), places)
+            earlier = self.e.load_row(self.sums_before(query.i), 2 + self.shape.vectors)
+            self.store(added(self.e, earlier, self.sums(query.i)), self.sum_places(query.i))
 
     def keep_sums(self, unit: Unit) -> None:
         """Makes the current sums those of the pieces before."""
         with self.e.loop(unit.start, unit.end) as query:
-            self.store(self.loaded(self.sum_places(query.i)), self.before_places(query.i))
+            self.e.store_row(self.sums(query.i), self.sums_before(query.i))
 
     def scores_of(self, chunk: Chunk, query: ir.Value) -> ir.Value:
         """Address in scratch memory of a query's scores for a chunk, which the weights replace later."""
@@ -82,19 +82,18 @@ class Scratch:
 
     def load_scores(self, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
         """A query's scores for a chunk."""
-        return [self.e.load(F32X16, self.e.at(self.scores_of(chunk, query), 64 * t), 64) for t in range(KEY_TILES)]
+        return self.e.load_row(self.scores_of(chunk, query), KEY_TILES)
 
     def store_scores(self, values: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
         """The inverse of `load_scores`."""
-        for tile, value in enumerate(values):
-            self.e.store(value, self.e.at(self.scores_of(chunk, query), 64 * tile), 64)
+        self.e.store_row(values, self.scores_of(chunk, query))
 
     def shrunk(self, query: ir.Value, count: int, first: Index, vectors: int) -> tuple[list[ir.Value], list[ir.Value]]:
         """Vectors of the mixes of `count` queries: their addresses, and their values times the factor of `_weigh`."""
         e = self.e
         start = self.vector(self.mix, query, first)
         places = [e.at(start, 64 * (self.shape.vectors * i + v)) for i in range(count) for v in range(vectors)]
-        shrink = [e.load(F32X16, e.at(self.shrink, (query, 64), 64 * i), 64) for i in range(count)]
+        shrink = e.load_row(e.at(self.shrink, (query, 64)), count)
         return places, [e.b.fmul(e.load(F32X16, p, 64), shrink[i // vectors]) for i, p in enumerate(places)]
 
     def element(self, base: ir.Value, unit: Unit, query: ir.Value, nbytes: int = 4) -> ir.Value:
@@ -141,9 +140,8 @@ class Scratch:
 
     def _add_sink(self, unit: Unit, query: ir.Value) -> None:
         """Adds the sink of a query's head to its sums, as the score of a position whose value is 0."""
-        e, places = self.e, self.sum_places(query)
-        _, head = self.row_and_head(unit, query)
+        e, (_, head) = self.e, self.row_and_head(unit, query)
         score = e.splat_f32(e.at(e.args["sinks"], (head, 4)))
         one = ir.Constant(F32X16, [1.0] + [0.0] * (LANES - 1))  # the lanes of a total are partial sums
         sink = [score, one, *[e.f32(0.0)] * self.shape.vectors]
-        self.store(added(e, self.loaded(places), sink), places)
+        self.store(added(e, self.sums(query), sink), self.sum_places(query))

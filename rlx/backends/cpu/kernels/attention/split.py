@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from rlx.backends.cpu import vmath
-from rlx.backends.cpu.tiles import F32X16, I1, I64, LANES, Emitter, Index
+from rlx.backends.cpu.tiles import I1, I64, LANES, Emitter, Index
 from rlx.errors import CompileError
 
 UNITS = 32  # most units of all heads together; bits depend on it
@@ -168,13 +168,10 @@ class Slots:
 
     def put(self, head: ir.Value, piece: ir.Value, query: ir.Value, sums: Sequence[ir.Value]) -> None:
         """Stores the sums of a query: largest score, sum of weights, mixes."""
-        place = self._at(head, piece, query)
-        for i, value in enumerate(sums):
-            self.e.store(value, self.e.at(place, 64 * i), 64)
+        self.e.store_row(sums, self._at(head, piece, query))
 
     def _get(self, head: ir.Value, piece: ir.Value, query: ir.Value) -> list[ir.Value]:
-        place = self._at(head, piece, query)
-        return [self.e.load(F32X16, self.e.at(place, 64 * i), 64) for i in range(2 + self.vectors)]
+        return self.e.load_row(self._at(head, piece, query), 2 + self.vectors)
 
     def is_last(self, head: ir.Value, active: ir.Value) -> ir.Value:
         """Counts a finished unit. Returns whether all `active` units of the head are finished, and then resets it."""

@@ -367,7 +367,7 @@ class LinearWriter(StreamWriter):
                 self._narrow_tile(self.products, self._group(r.i), chunk, totals)
             return
         following = [self._following(block, chunk) for block in shared.blocks]
-        of_row = _ceil_div(e, e.i64(unpack.chunk_bytes(self.shape.dtype)), shared.rows)  # bytes to prefetch for a row
+        of_row = e.ceil_div(e.i64(unpack.chunk_bytes(self.shape.dtype)), shared.rows)  # bytes to prefetch for a row
 
         def tile(rows: int, row: ir.Value) -> None:
             part = _Following([e.at(place, (row, of_row)) for place in following], e.b.mul(of_row, e.i64(rows)))
@@ -375,7 +375,7 @@ class LinearWriter(StreamWriter):
                 self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
             totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
             if self.shape.integer and tiles.blocks == 1:  # few lines for a tile, and a step of few instructions
-                lines = _ceil_div(e, part.nbytes, e.i64(64))
+                lines = e.ceil_div(part.nbytes, 64)
                 with e.loop(0, lines) as line:
                     self._fetch(part, line.i, lines)
                 part = _Following([], part.nbytes)
@@ -397,7 +397,7 @@ class LinearWriter(StreamWriter):
         are multiplied.
         """
         e, level, lines = self.e, 1 if self.shape.format else 2, self.step_lines
-        pace = e.smin(_ceil_div(e, following.nbytes, e.i64(steps)), 64 * lines)
+        pace = e.smin(e.ceil_div(following.nbytes, steps), 64 * lines)
         places = [e.at(place, e.b.mul(step, pace)) for place in following.places]
         for place in places:
             e.prefetch(place, 64, level)
@@ -416,13 +416,12 @@ class LinearWriter(StreamWriter):
         for start, target in zip(starts, targets, strict=True):
             if format_ is None:
                 with e.loop(0, self.multiply.steps(chunk, self.read_steps * self.shape.pair)) as s:
-                    for v, value in enumerate(self.load_steps(e.at(start, (s.i, self.read_bytes)))):
-                        e.store(value, e.at(target, 64 * v, (s.i, 64 * self.read_steps)), 64)
+                    values = self.load_steps(e.at(start, (s.i, self.read_bytes)))
+                    e.store_row(values, e.at(target, (s.i, 64 * self.read_steps)))
                 continue
             header = format_.chunk(e, start)
             if self.multiply.late:
-                for v, value in enumerate(self.products.numbers(header) if self.products else header):
-                    e.store(value, e.at(target, self.numbers_at + 64 * v), 64)
+                e.store_row(self.products.numbers(header) if self.products else header, e.at(target, self.numbers_at))
                 header = []
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
@@ -434,8 +433,7 @@ class LinearWriter(StreamWriter):
                     vectors = codes + scales if not self.magnitudes else self._magnitudes(codes, scales)
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
-                for v, value in enumerate(vectors):
-                    e.store(value, e.at(target, 64 * v, (s.i, self.sub_bytes)), 64)
+                e.store_row(vectors, e.at(target, (s.i, self.sub_bytes)))
         return targets
 
     def _magnitudes(self, codes: Sequence[ir.Value], scales: Sequence[ir.Value]) -> list[ir.Value]:
@@ -529,13 +527,12 @@ class LinearWriter(StreamWriter):
             return e.load(I8X64, e.at(place, (group, 64), 64 * end), 64)
 
         def scales() -> list[ir.Value]:
-            return [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, end)]
+            return e.load_row(e.at(place, 64 * GROUPS), format_.vectors)
 
         if not self.magnitudes:
             early = scales()
             return Sub(codes, lambda: early, in_memory=True)
-        first = end + GROUPS
-        starts = [e.load(I32X16, e.at(place, 64 * v), 64) for v in range(first, first + format_.row.parts)]
+        starts = e.load_row(e.at(place, 64 * (end + GROUPS)), format_.row.parts, I32X16)
         return Sub(codes, scales, in_memory=True, sign=signs, starts=starts)
 
     def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
@@ -545,10 +542,6 @@ class LinearWriter(StreamWriter):
             self.streamed_tile(self._rows(macro, row, rows), self.e.b.add(macro, row), [unit])
 
         self.e.tiled(done, count, self.tiles.streamed, tile)
-
-
-def _ceil_div(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
-    return e.b.udiv(e.b.add(x, e.b.sub(y, e.i64(1))), y)
 
 
 def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_tiles: bool) -> None:

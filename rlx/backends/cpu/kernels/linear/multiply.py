@@ -438,8 +438,7 @@ class ResultWriter:
         """Writes a unit's results of `count` rows, from `macro` on. The sums of rows are 64 * `blocks` bytes apart."""
         e, products = self.e, len(self.shape.weights)
         with e.loop(0, count) as r:
-            place = e.at(totals, (r.i, 64 * blocks))
-            self.finish(e.b.add(macro, r.i), unit, [e.load(F32X16, e.at(place, 64 * j), 64) for j in range(products)])
+            self.finish(e.b.add(macro, r.i), unit, e.load_row(e.at(totals, (r.i, 64 * blocks)), products))
 
     def finish(self, row: ir.Value, unit: ir.Value, totals: Sums) -> None:
         """Applies bias, gate and residual to 16 results and stores them. The last unit may hold fewer results."""

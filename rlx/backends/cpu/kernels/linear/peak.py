@@ -65,13 +65,13 @@ def _vectors(e: Emitter, kind: str) -> None:
     add = e.b.add if kind == "int8" else e.b.fadd
     numbers = range(chains(kind, e.target))
     span = dots.span(e.target, _BITS) if kind == "int8" else 1
-    turned = [start] * (len(numbers) + 1)
+    shifted = [start] * (len(numbers) + 1)
     if span > 1:  # LLVM would compute equal products once for all sums
-        turned = [e.pick(start, [(lane + i) % LANES for lane in range(LANES)]) for i in range(len(numbers) + span)]
+        shifted = [e.pick(start, [(lane + i) % LANES for lane in range(LANES)]) for i in range(len(numbers) + span)]
     different = [add(start, e.i32(i) if kind == "int8" else e.f32(i)) for i in numbers]  # LLVM would merge equal sums
     with e.loop(e.args["begin"], e.args["end"], 1, different) as unit:
         with e.loop(0, STEPS, span, unit.values) as step:
-            step.values = [_step(e, kind, turned[i : i + span + 1], total) for i, total in enumerate(step.values)]
+            step.values = [_step(e, kind, shifted[i : i + span + 1], total) for i, total in enumerate(step.values)]
         unit.values = step.results
     total = unit.results[0]
     for more in unit.results[1:]:

@@ -21,7 +21,7 @@ from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import F32X16, I32, I32X16, I64, LANES, POINTER, Emitter, vector
+from rlx.backends.cpu.tiles import F32X16, I32, I32X16, I64, LANES, VOID, Emitter, vector
 
 TILE = 64  # units whose logits are on the stack at the same time: 4 KiB, which stay in the L1 cache
 SCRATCH_BYTES = 128  # the largest pair so far, and in a separate cache line the number of finished units
@@ -40,14 +40,12 @@ def linear_pick(inner: Kernel, cap: float | None, target: Target) -> Kernel:
         cap: c for c * tanh(x / c) of the results, None for no cap. It can make different results equal.
     """
     e = Emitter(target, ["x", "w", "scratch", "out"], ["n"])
-    types = [POINTER] * len(inner.buffers) + [I64] * (len(inner.extents) + 2)
-    function = ir.Function(e.module, ir.FunctionType(ir.VoidType(), types), inner.symbol)
     tile = e.stack(4 * LANES * TILE)
     begin, end, n = (e.args[name] for name in ("begin", "end", "n"))
     with e.loop(begin, end, TILE, [e.i32(_LOWEST), e.i32(0)]) as tiles:
         last = e.smin(e.b.add(tiles.i, e.i64(TILE)), end)
         out = e.at(tile, (tiles.i, -4 * LANES))  # so that the results of unit `tiles.i` are at `tile`
-        e.b.call(function, [e.args["x"], e.args["w"], out, n, tiles.i, last])
+        e.call(inner.symbol, VOID, [e.args["x"], e.args["w"], out, n, tiles.i, last])
         with e.loop(tiles.i, last, 1, tiles.values) as unit:
             unit.values = _larger(e, out, unit.i, unit.values, cap)
         tiles.values = unit.results
@@ -85,7 +83,7 @@ def _add(e: Emitter, pair: ir.Value) -> None:
     count = e.at(scratch, _COUNT)
     e.b.atomic_rmw("umax", scratch, pair, "monotonic")
     before = e.b.atomic_rmw("add", count, mine, "acq_rel")
-    units = e.b.udiv(e.b.add(e.args["n"], e.i64(BLOCK_ROWS - 1)), e.i64(BLOCK_ROWS))
+    units = e.ceil_div(e.args["n"], BLOCK_ROWS)
     with e.when(e.b.icmp_signed("==", e.b.add(before, mine), units)):
         found = e.load(I64, scratch, 8)
         key, column = e.b.lshr(found, e.i64(32)), e.b.xor(e.b.trunc(found, I32), ir.Constant(I32, -1))

@@ -115,8 +115,7 @@ class Delayed:
 
         The sums of each block are multiplied by its factors, if there are any.
         """
-        for j, factor in enumerate(factors):
-            self.e.store(factor, self.e.at(self._factors, j * ROW_BYTES), 64)
+        self.e.store_row(factors, self._factors)
         state = ((self._totals, totals), (self._row, row), (self._count, count), (self._unit, unit), (self._last, last))
         for place, value in state:
             self._set(place, value)
@@ -175,9 +174,9 @@ class TileWriter(ResultWriter):
     def write(self) -> None:
         e, most = self.e, macro_rows(self.shape.k, self.e.target)
         rows = e.i64(1) if self.shape.single else e.args["rows"]
-        blocks = e.b.udiv(e.b.add(e.args["n"], e.i64(BLOCK_ROWS - 1)), e.i64(BLOCK_ROWS))
+        blocks = e.ceil_div(e.args["n"], BLOCK_ROWS)
         totals = e.stack((most if self.panels > 1 else PAIR) * TOTALS)
-        pairs, macros = (e.b.udiv(e.b.add(rows, e.i64(size - 1)), e.i64(size)) for size in (PAIR, most))
+        pairs, macros = (e.ceil_div(rows, size) for size in (PAIR, most))
 
         def first_row(number: ir.Value) -> ir.Value:
             """Of a macro tile. All of them have about as many rows, so that workers get equal shares."""
@@ -278,9 +277,7 @@ class TileWriter(ResultWriter):
 
     def _factors(self) -> list[ir.Value]:
         """What sums of both blocks are multiplied by."""
-        if not self.in_halves:
-            return []
-        return [self.e.load(F32X16, self.e.at(self.references, ROW_BYTES * j), 64) for j in range(BLOCKS)]
+        return self.e.load_row(self.references, BLOCKS) if self.in_halves else []
 
     def _unpack_tails(self, at: Piece, weights: Sequence[Operand]) -> None:
         for block, w in zip(self._blocks(at), weights, strict=True):

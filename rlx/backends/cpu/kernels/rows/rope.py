@@ -66,7 +66,7 @@ def rope_angles(
     params = [("positions", I32), ("inv_freq", F32), ("out", F32)]
     holes: dict[str, Any] = {"HALF": half, "SCALE": float(scale)}
     if sections is None:
-        return loop_kernel(_rope_angles, {**holes, "COMPONENTS": 1, "COMPONENT": the_only}, params)
+        return loop_kernel(_rope_angles, {**holes, "COMPONENTS": 1, "COMPONENT": only_component}, params)
     count = len(sections)
     if interleaved:
         borders = [count * size for size in sections[1:]]
@@ -135,7 +135,7 @@ def _is_tiles(store: str, kv_dtype: str | DType | None) -> bool:
     return store == "k_tiles"
 
 
-def the_only(i: int) -> int:
+def only_component(i: int) -> int:
     return 0
 
 
@@ -171,7 +171,7 @@ def factor_of_head(x: Ptr, src: int) -> Scalar:
     return norm_factor(x, src, HEAD_DIM, EPS, f32(0.0))
 
 
-def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, dst: int) -> None:
+def rotate_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, dst: int) -> None:
     """Rotates one head of a row: elements 0 .. HEAD_DIM - 1 by VALUE, to out[dst ..]."""
     factor = FACTOR(x, src)
     turn = row * N_ROT
@@ -187,39 +187,39 @@ def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, dst: in
 
 
 def put_row(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, head: int, past: int, ctx: int) -> None:
-    turn_head(x, w, angles, out, src, row, src)
+    rotate_head(x, w, angles, out, src, row, src)
 
 
 def put_tiles(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, head: int, past: int, ctx: int) -> None:
-    turn_head(x, w, angles, out, src, row, cache_offset(head, past + row, ctx))
+    rotate_head(x, w, angles, out, src, row, cache_offset(head, past + row, ctx))
 
 
 def put_blocks(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, row: int, head: int, past: int, ctx: int) -> None:
-    turned = HEAD()
-    turn_head(x, w, angles, turned, src, row, 0)
-    put_head(turned, 0, out, head, past + row, ctx)
+    rotated = HEAD()
+    rotate_head(x, w, angles, rotated, src, row, 0)
+    put_head(rotated, 0, out, head, past + row, ctx)
 
 
-def turn_heads(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+def rotate_heads(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
     for unit in range(begin, end):
         row = unit // HEADS
         PUT(x, w, angles, out, unit * HEAD_DIM, row, unit - row * HEADS, past, ctx)
 
 
 def _rope(x: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:
-    turn_heads(x, x, angles, out, 0, 0, begin, end)
+    rotate_heads(x, x, angles, out, 0, 0, begin, end)
 
 
 def _rope_norm(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:
-    turn_heads(x, w, angles, out, 0, 0, begin, end)
+    rotate_heads(x, w, angles, out, 0, 0, begin, end)
 
 
 def _rope_write(x: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
-    turn_heads(x, x, angles, out, past, ctx, begin, end)
+    rotate_heads(x, x, angles, out, past, ctx, begin, end)
 
 
 def _rope_norm_write(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
-    turn_heads(x, w, angles, out, past, ctx, begin, end)
+    rotate_heads(x, w, angles, out, past, ctx, begin, end)
 
 
 #: By whether they write to a cache, and whether they norm.
