@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rlx import arguments, grammar
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
 from rlx.prompt import Prompt, TokenIds, check_is_sequence
+from rlx.sampling.choice import BROKEN
 from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
@@ -156,10 +157,7 @@ def check_finite(logits: Logits, where: str) -> Logits:
     for row in logits.reshape(-1, logits.shape[-1]):
         if not np.isfinite(row).all():
             at = int(np.flatnonzero(~np.isfinite(row))[0])
-            raise NumericalError(
-                f"logit {at} is {row[at]}", where=where,
-                hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
-            )  # fmt: skip
+            raise NumericalError(f"logit {at} is {row[at]}", where=where, hint=BROKEN)
     return logits
 
 
@@ -242,8 +240,7 @@ def checked_count(name: str, value: Any) -> int | None:
     """A whole number of at least 0, or None; `ArgumentError` for anything else."""
     if value is None:
         return None
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or value < 0:
+    if not _is_whole(value) or value < 0:
         raise ArgumentError(f"{name} is {value!r}, expected a whole number of at least 0", where="generate")
     return int(value)
 

@@ -20,7 +20,7 @@ from rlx.engine.model_runner import ModelRunner, Segment, feed
 from rlx.engine.programs.programs import DECODE, GREEDY, LOGITS, ProgramSpec
 from rlx.errors import NumericalError
 from rlx.passes.options import MAX_SEGMENTS
-from rlx.sampling.choice import LIKELIEST, Choice, Choose, Sampler
+from rlx.sampling.choice import BROKEN, LIKELIEST, Choice, Choose, Sampler
 
 #: Maximum steps of a run, and seconds of a call of several: an interrupt has to wait until it returns.
 STEPS, SECONDS = 32, 0.05
@@ -226,7 +226,4 @@ def all_tokens(run: Run, row: RunRow) -> list[int]:
 
 def not_finite(sequence: Sequence) -> NumericalError:
     """The error where no token follows a sequence."""
-    return NumericalError(
-        "a logit is NaN or infinite", where=f"position {len(sequence)}",
-        hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
-    )  # fmt: skip
+    return NumericalError("a logit is NaN or infinite", where=f"position {len(sequence)}", hint=BROKEN)

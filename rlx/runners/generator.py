@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from rlx.weights import ModelWeights
     from rlx.weights.loader import WeightLoader
 
-T = TypeVar("T")
 _INPUTS = 3  # kinds of prompt input: tokens, embeddings, embeddings with a bias
 
 
@@ -185,7 +184,7 @@ class TokenHistory(Closing):
             PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
         """
         context = self._checked(ids)
-        self._call(lambda: self._prefilled(context))
+        self._checked_loop.call(lambda: self._prefilled(context))
 
     @property
     def tokens(self) -> list[int]:
@@ -217,14 +216,14 @@ class TokenHistory(Closing):
             self._empty_caches()
             return (yield from self._stepped(opts))
 
-        return self._call(work)
+        return self._checked_loop.call(work)
 
     def step_cached(self, opts: SampleOpts = GREEDY) -> int:
         """As `step`, but computes only tokens that are not cached: the prompt at first, then one token.
 
         Afterwards `past_seq == len(tokens) - 1`: the new token is the input of the next step.
         """
-        return self._call(lambda: self._stepped(opts))
+        return self._checked_loop.call(lambda: self._stepped(opts))
 
     # ---------------------------------------------------------------------------------------------- several tokens
 
@@ -277,7 +276,7 @@ class TokenHistory(Closing):
             yield from self._prefilled(context)
             return (yield from self._last_logits())
 
-        return self._call(work)
+        return self._checked_loop.call(work)
 
     def decode_get_logits(self, token: int) -> Logits:
         """Appends a token that the caller chose and computes it. Then `past_seq == len(tokens)`.
@@ -301,7 +300,7 @@ class TokenHistory(Closing):
                 del self._tokens[before:]
                 raise
 
-        return self._call(work)
+        return self._checked_loop.call(work)
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -312,7 +311,7 @@ class TokenHistory(Closing):
 
     def stats(self) -> dict[str, Any]:
         """Sizes and counters of the engine; `programs` has the counters of the program tables by phase."""
-        return self._call(self._engine.stats)
+        return self._checked_loop.call(self._engine.stats)
 
     def close(self) -> None:
         """Releases memory and threads. Can be called more than once."""
@@ -321,15 +320,12 @@ class TokenHistory(Closing):
             self._closed = True
             self._engine.close()
 
-    @overload
-    def _call(self, work: Callable[[], Generator[None, None, T]]) -> T: ...
-    @overload
-    def _call(self, work: Callable[[], T]) -> T: ...
-    def _call(self, work: Callable[[], Any]) -> Any:
-        """Runs a task in the loop's thread."""
+    @property
+    def _checked_loop(self) -> EngineLoop:
+        """The loop; `BusyError` if the generator was closed."""
         if self._closed:
             raise BusyError("the generator was closed", where="generator", hint="open the model again")
-        return self._loop.call(work)
+        return self._loop
 
     def __repr__(self) -> str:
         config = self.config
@@ -525,7 +521,7 @@ class TokenGenerator(TokenHistory):
             self._engine.model_runner.bucketing = replace(self._engine.bucketing, **modes)
             self._engine.tables[phase].limit(capacity)
 
-        self._call(change)
+        self._checked_loop.call(change)
         return self
 
     # ---------------------------------------------------------------------------------------------- weights
@@ -565,7 +561,7 @@ class TokenGenerator(TokenHistory):
             hint = "give the rows of images among `embeds`, and token ids"
             raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
         embeddings = self._engine.prompt_embeddings(len(context), embeds, attn_bias)
-        self._call(lambda: self._start(context.ids, embeddings))
+        self._checked_loop.call(lambda: self._start(context.ids, embeddings))
 
     def generate_from_embeds(
         self,
@@ -584,7 +580,7 @@ class TokenGenerator(TokenHistory):
 
     def sync_device(self) -> None:
         """Waits for pending work of the device. Returns at once: CPU calls are synchronous."""
-        self._call(lambda: None)
+        self._checked_loop.call(lambda: None)
 
     def generate_cached_with(self, n: int, opts: SampleOpts, on_token: OnToken) -> list[int]:
         """As `generate_cached`; `on_token` is called with every new token, and False from it ends the generation."""

@@ -93,6 +93,8 @@ def choose(logits: Logits, choice: Choice) -> Chosen:
 #: or on the host.
 Choose = Callable[[Sequence[Any], Sequence[Choice]], list[Chosen]]
 
+#: The hint for logits that are NaN or infinite.
+BROKEN = "the weights or the arithmetic are broken: check the file, or try precision='exact'"
 #: The choice of the likeliest token.
 LIKELIEST = Choice(SampleOpts.greedy())
 
@@ -179,10 +181,7 @@ def refuse(row: npt.ArrayLike, choice: Choice) -> NoReturn:
             if top == -np.inf:
                 hint = "ban fewer tokens: logit_bias of -inf and min_tokens do, also under a grammar"
                 raise SamplingError("bias and bans exclude every token", where="sampling", hint=hint)
-    raise NumericalError(
-        f"the largest logit is {top}", where="sampling",
-        hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
-    )  # fmt: skip
+    raise NumericalError(f"the largest logit is {top}", where="sampling", hint=BROKEN)
 
 
 # -- the choice of tokens by the host ---------------------------------------------------------------------------------

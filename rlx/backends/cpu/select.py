@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import Any
 
 from rlx.backends.cpu import segments
 from rlx.backends.cpu.kernel import CHUNKS, SCRATCH, Call, Kernel, Units
@@ -86,56 +87,24 @@ def _linear(n: Node, target: Target) -> Call:
 
 def _linear_of_heads(n: Node, target: Target) -> Call:
     """Each head by its own matrix: what experts are, if each is chosen once by every row."""
-    (x, w), heads, single = n.inputs, static(n.inputs[1], 0), n.shape[0] == 1
-    make = partial(experts_kernels.expert_linear, x_slots=True, each=True, single=single)
-    kernel = make(w.dtype, width(n), width(w), x.dtype.name, target, experts=heads, slots=heads)
-    units = _expert_units(n, x, w, target, experts=heads, slots=heads, single=single)
-    return _call(n, kernel, units, *([] if single else [n.shape[0]]))
-
-
-def _expert_units(n: Node, x: Node, w: Node, target: Target, *, experts: int, slots: int, single: bool) -> Units:
-    count = experts_kernels.units(w.dtype, width(n), width(w), experts=experts, slots=slots, single=single)
-    matrices = 2 if n["gated"] else 1
-    return Units(count, together=1 if single else linear.together(x.dtype.name, width(w), width(n), matrices, target))
+    (x, w), heads = n.inputs, static(n.inputs[1], 0)
+    return _experts(n, x, w, target, experts=heads, slots=heads, x_slots=True, each=True)
 
 
 def _expert_linear(n: Node, target: Target) -> Call:
     x, ids, w = n.inputs[:3]
-    experts, slots, single = static(w, 0), static(ids, 1), ids.shape[0] == 1
-    options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "tiles": n["tiles"], "single": single}
-    kernel = experts_kernels.expert_linear(
-        w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options
-    )
-    units = _expert_units(n, x, w, target, experts=experts, slots=slots, single=single)
-    return _call(n, kernel, units, *([] if single else [ids.shape[0]]))
+    options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "tiles": n["tiles"]}
+    return _experts(n, x, w, target, experts=static(w, 0), slots=static(ids, 1), **options)
 
 
-def _rms_norm(n: Node, target: Target) -> Call:
-    return _call(n, norm.rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1), Units(rows(n)))
-
-
-def _layer_norm(n: Node, target: Target) -> Call:
-    return _call(n, norm.layer_norm(width(n), n["eps"], out=n["out"], weights=len(n.inputs) - 1), Units(rows(n)))
-
-
-def _overlay_rows(n: Node, target: Target) -> Call:
-    return _call(n, gather.overlay_rows(width(n)), Units(rows(n)))
-
-
-def _quantize(n: Node, target: Target) -> Call:
-    return _call(n, quantize.quantize(width(n), n["out"]), Units(rows(n)))
-
-
-def _rope_angles(n: Node, target: Target) -> Call:
-    options = {name: n[name] for name in ("scale", "sections", "interleaved")}
-    return _call(n, rope.rope_angles(width(n) // 2, **options), Units(rows(n)))
-
-
-def _rope(n: Node, target: Target) -> Call:
-    x, angles = n.inputs[0], n.inputs[-1]
-    return _call(
-        n, rope.rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"]), Units(rows(n))
-    )
+def _experts(n: Node, x: Node, w: Node, target: Target, **options: Any) -> Call:
+    options["single"] = single = n.shape[0] == 1
+    kernel = experts_kernels.expert_linear(w.dtype, width(n), width(w), x.dtype.name, target, **options)
+    sizes = {name: options[name] for name in ("experts", "slots", "single")}
+    count = experts_kernels.units(w.dtype, width(n), width(w), **sizes)
+    matrices = 2 if n["gated"] else 1
+    together = 1 if single else linear.together(x.dtype.name, width(w), width(n), matrices, target)
+    return _call(n, kernel, Units(count, together=together), *([] if single else [n.shape[0]]))
 
 
 def _kv_write(n: Node, target: Target) -> Call:
@@ -224,19 +193,6 @@ def _elementwise(n: Node, target: Target) -> Call:
     return _call(n, elementwise.elementwise(n["expr"], kinds, width(n), target, out=n["out"]), Units(rows(n)), rows(n))
 
 
-def _reduce(n: Node, target: Target) -> Call:
-    x, kind = n.inputs[0], n.op.removeprefix("reduce_")
-    kernel = (
-        reduce.row_reduce(width(x), kind) if n["axis"] == -1 else reduce.column_reduce(static(x, 1), width(x), kind)
-    )
-    return _call(n, kernel, Units(rows(n)))
-
-
-def _take(n: Node, target: Target) -> Call:
-    x = n.inputs[0]
-    return _call(n, gather.take(width(x), width(n), shared=len(x.shape) == 1), Units(rows(n)))
-
-
 def _relabel(n: Node, target: Target) -> Call:
     return _call(n, gather.relabel(), Units(n.shape[0]))
 
@@ -264,18 +220,6 @@ def _around(n: Node, axis: int) -> tuple[int, int]:
     """The sizes around an axis: (contiguous runs per index of axis 0, elements per index of the axis)."""
     sizes = [static(n, i) for i in range(1, len(n.shape))]
     return prod(sizes[: axis - 1]), prod(sizes[axis:])
-
-
-def _softmax(n: Node, target: Target) -> Call:
-    return _call(n, softmax.softmax(width(n)), Units(rows(n)))
-
-
-def _argmax(n: Node, target: Target) -> Call:
-    return _call(n, reduce.argmax(width(n.inputs[0])), Units(rows(n.inputs[0])))
-
-
-def _pick(n: Node, target: Target) -> Call:
-    return _call(n, reduce.pick(width(n.inputs[0])), Units(rows(n.inputs[0])))
 
 
 def _linear_pick(n: Node, target: Target) -> Call:
@@ -333,31 +277,55 @@ def _custom(n: Node, target: Target) -> Call:
     return _call(n, custom.custom(op, constants), Units(units), *extents)
 
 
-KERNELS: dict[str, Callable[[Node, Target], Call]] = {
+Build = Callable[[Node, Target], Call]
+
+
+def _per_row(kernel: Callable[[Node], Kernel], of: int | None = None) -> Build:
+    """The call of a kernel whose units are the rows of the result, or of an operand."""
+    return lambda n, target: _call(n, kernel(n), Units(rows(n if of is None else n.inputs[of])))
+
+
+def _rope_angles(n: Node) -> Kernel:
+    return rope.rope_angles(width(n) // 2, **{name: n[name] for name in ("scale", "sections", "interleaved")})
+
+
+def _rope(n: Node) -> Kernel:
+    x, angles = n.inputs[0], n.inputs[-1]
+    return rope.rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"])
+
+
+def _reduce(n: Node) -> Kernel:
+    x, kind = n.inputs[0], n.op.removeprefix("reduce_")
+    if n["axis"] == -1:
+        return reduce.row_reduce(width(x), kind)
+    return reduce.column_reduce(static(x, 1), width(x), kind)
+
+
+KERNELS: dict[str, Build] = {
     "embedding": _embedding,
     "linear": _linear,
     "expert_linear": _expert_linear,
-    "overlay_rows": _overlay_rows,
-    "rms_norm": _rms_norm,
-    "layer_norm": _layer_norm,
-    "quantize": _quantize,
-    "rope_angles": _rope_angles,
-    "rope": _rope,
+    "overlay_rows": _per_row(lambda n: gather.overlay_rows(width(n))),
+    "rms_norm": _per_row(lambda n: norm.rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1)),
+    "layer_norm": _per_row(lambda n: norm.layer_norm(width(n), n["eps"], out=n["out"], weights=len(n.inputs) - 1)),
+    "quantize": _per_row(lambda n: quantize.quantize(width(n), n["out"])),
+    "rope_angles": _per_row(_rope_angles),
+    "rope": _per_row(_rope),
     "kv_write": _kv_write,
     "rope_kv_write": _rope_kv_write,
     "as_cache": _as_cache,
     "attention": _attention,
     "elementwise": _elementwise,
-    "softmax": _softmax,
-    "argmax": _argmax,
-    "pick": _pick,
+    "softmax": _per_row(lambda n: softmax.softmax(width(n))),
+    "argmax": _per_row(lambda n: reduce.argmax(width(n.inputs[0])), of=0),
+    "pick": _per_row(lambda n: reduce.pick(width(n.inputs[0])), of=0),
     "linear_pick": _linear_pick,
     "top_k": _top_k,
     "last_row": _last_row,
     "take_rows": _take_rows,
-    "reduce_mean": _reduce,
-    "reduce_sum": _reduce,
-    "take": _take,
+    "reduce_mean": _per_row(_reduce),
+    "reduce_sum": _per_row(_reduce),
+    "take": _per_row(lambda n: gather.take(width(n.inputs[0]), width(n), shared=len(n.inputs[0].shape) == 1)),
     "relabel": _relabel,
     "mix": _mix,
     "slice": _slice,

@@ -239,11 +239,7 @@ class PrefixIndex:
         if checkpoint is not None:
             checkpoint.used = self._clock
         length = common if not states else checkpoint.length if checkpoint else 0
-        table: list[int] = []
-        for node in path:
-            if node.start < length:
-                table[node.start // self._page :] = node.pages
-        return Hit(length, table[: page_count(length, self._page)], checkpoint, common)
+        return Hit(length, self._table(path, length), checkpoint, common)
 
     def checkpoint(self, keys: Keys) -> Checkpoint | None:
         """The newest checkpoint on the way of these keys, or None."""
@@ -256,11 +252,15 @@ class PrefixIndex:
 
     def table(self, keys: Keys) -> list[int]:
         """The pages of the longest known beginning of some keys; looks only, so that it does not count as used."""
-        path, common = self._walk(keys)
+        return self._table(*self._walk(keys))
+
+    def _table(self, path: list[Node], length: int) -> list[int]:
+        """The pages of the first positions of a path."""
         found: list[int] = []
         for node in path:
-            found[node.start // self._page :] = node.pages
-        return found[: page_count(common, self._page)]
+            if node.start < length:
+                found[node.start // self._page :] = node.pages
+        return found[: page_count(length, self._page)]
 
     def checkpoints(self, keys: Keys) -> list[tuple[int, Any]]:
         """Length and states of all checkpoints on the way of some keys, in order; looks only."""

@@ -10,7 +10,7 @@ its limit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -214,15 +214,11 @@ def _measure_greedy(engine: Engine) -> StepTimes:
     extents = dict(decode.extents)
 
     def run() -> float:
-        return _run_again(greedy, extents)
+        start = time.perf_counter()
+        greedy.run(**extents)
+        return time.perf_counter() - start
 
     return measure_step(greedy, run, extents)
-
-
-def _run_again(program: Program, extents: Mapping[str, int]) -> float:
-    start = time.perf_counter()
-    program.run(**extents)
-    return time.perf_counter() - start
 
 
 STEPS = 8  # a third of the steps of a measurement
@@ -266,15 +262,14 @@ def batch_steps(engine: Engine, rows: Sequence[int], depth: int) -> Iterator[Bat
     Raises:
         PoolFullError: the cache pool has no room for them.
     """
-    prompt = [(7919 * i) % engine.config.vocab_size for i in range(depth)]
     first = engine.open_sequence(shared=False)
-    engine.step([Segment(first, prompt, "none")])
+    engine.step([Segment(first, _ids(engine, depth), "none")])
     snapshot = engine.snapshot_of(first)
     first.discard()
     for count in rows:
-        ids = [(7907 * i) % engine.config.vocab_size for i in range(count)]
+        ids = _ids(engine, count)
         with _restored(engine, snapshot, count) as sequences:
-            step = _measured(engine, sequences, list(ids), depth)
+            step = _measured(engine, sequences, [*ids], depth)
         with _restored(engine, snapshot, count) as sequences:
             yield replace(step, in_run=_in_run(engine, sequences, ids))
 

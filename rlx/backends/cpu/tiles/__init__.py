@@ -13,6 +13,8 @@ The emitter's operations are in one file for each kind:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from rlx.backends.cpu.tiles.builder import (
@@ -78,6 +80,15 @@ class Emitter(Control, Vectors):
     def scale_by_power(self, x: ir.Value, n: ir.Value) -> ir.Value:
         """x * 2^n, for lanes n that are whole numbers within +-252. Rounds once, also to infinity or subnormals."""
         return self.isa.scale_by_power(self, x, n)
+
+    def load_row(self, start: ir.Value, count: int, type_: ir.Type = F32X16) -> list[ir.Value]:
+        """`count` vectors of 64 bytes, one after the other, from an address on that is a multiple of 64."""
+        return [self.load(type_, self.at(start, 64 * i), 64) for i in range(count)]
+
+    def store_row(self, values: Sequence[ir.Value], start: ir.Value) -> None:
+        """The inverse of `load_row`."""
+        for i, value in enumerate(values):
+            self.store(value, self.at(start, 64 * i), 64)
 
     def load_as_f32(self, dtype: DType, pointer: ir.Value, mask: ir.Value | None = None) -> ir.Value:
         """Loads 16 numbers of type f32, f16 or bf16 as f32. Lanes outside the mask are 0, and are not read."""

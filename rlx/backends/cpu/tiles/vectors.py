@@ -128,15 +128,6 @@ class Vectors(Builder):
     def store(self, value: ir.Value, pointer: ir.Value, align: int = 1) -> None:
         self.b.store(value, pointer, align=align)
 
-    def load_row(self, start: ir.Value, count: int, type_: ir.Type = F32X16) -> list[ir.Value]:
-        """`count` vectors of 64 bytes, one after the other, from an address on that is a multiple of 64."""
-        return [self.load(type_, self.at(start, 64 * i), 64) for i in range(count)]
-
-    def store_row(self, values: Sequence[ir.Value], start: ir.Value) -> None:
-        """The inverse of `load_row`."""
-        for i, value in enumerate(values):
-            self.store(value, self.at(start, 64 * i), 64)
-
     def stack(self, nbytes: int) -> ir.Value:
         """Stack memory of the kernel's call, aligned to 64 bytes."""
         slot = ir.IRBuilder(self._entry).alloca(ir.ArrayType(I8, nbytes))
