@@ -294,7 +294,8 @@ def _common(config: TextConfig, out: Writer) -> None:
     out.u32("attention.head_count", config.heads)
     heads = [layer.kv_heads for layer in config.model.each]
     out.sizes("attention.head_count_kv", [config.kv_heads] if config.row.hybrid == "delta rule" else heads)
-    out.f32(f"attention.layer_norm{'' if config.row.single_blocks else '_rms'}_epsilon", config.model.eps)
+    whole = config.row.single_blocks or config.row.norm == "layer"
+    out.f32(f"attention.layer_norm{'' if whole else '_rms'}_epsilon", config.model.eps)
 
 
 def _feed_forward(config: TextConfig, out: Writer) -> None:
@@ -353,7 +354,7 @@ def _settings(config: TextConfig, out: Writer) -> None:
         places = [each.rpartition(".") for each in config.row.hf_keys.get(name, key.hf).split()]
         holders = [(config.nested(outer, optional=True) if outer else config, inner) for outer, _, inner in places]
         keys, found = next(((keys, each) for keys, each in holders if each in keys), (config, ""))
-        there = f"{out.arch}.{target}" in out.found or found in ("intermediate_size", "layer_norm_epsilon")
+        there = f"{out.arch}.{target}" in out.found or name == "eps" or found == "intermediate_size"
         for_experts = target.startswith("expert_") and not config.experts
         lacks = keys.get(found, None) is None or (name == "shared_ffn" and not keys.get(found))
         if not target or not found or there or for_experts or lacks:

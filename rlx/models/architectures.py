@@ -98,6 +98,7 @@ class Architecture:
         hf_base: default of `rope_theta`.
         hf_activation_names: names of activations that its files use differently from others.
         activation: the activation for GGUF, which has no key for it.
+        norm: "rms", or "layer" for norms that also subtract the mean and may have a bias.
         norm_offset: number to add to the norm weights of its safetensors.
         plain_norms: norms without that offset.
         experts: "none", "may", or "must": whether its layers have experts.
@@ -153,6 +154,7 @@ class Architecture:
     hf_base: float = 10_000.0
     hf_activation_names: Mapping[str, str] = field(default_factory=dict)
     activation: str = "silu"
+    norm: str = "rms"
     norm_offset: float = 0.0
     plain_norms: tuple[str, ...] = ()
     experts: str = "none"

@@ -63,8 +63,12 @@ def _inv_freq(model: Model, rope: Rope, kind: str) -> Node:
 
 
 def norm(model: Model, x: Node, name: str, eps: float | None = None) -> Node:
-    """RMS norm over the last axis of x [..., width], with the weight `name` [width]; `eps` is usually the model's."""
-    return ops.rms_norm(x, model.weight(f"{name}.weight", width(x)), eps=eps or model.config.eps)
+    """Norm over the last axis of x [..., width], with the weight `name` [width]; `eps` is usually the model's."""
+    weight, eps = model.weight(f"{name}.weight", width(x)), eps or model.config.eps
+    if model.config.norm == "rms":
+        return ops.rms_norm(x, weight, eps=eps)
+    bias = model.weight(f"{name}.bias", width(x)) if _is_biased(model, name) else None
+    return ops.layer_norm(x, weight, bias, eps=eps)
 
 
 def width(x: Node) -> int:

@@ -142,7 +142,7 @@ class ModelConfig:
         vocab_size, hidden, heads: sizes.
         each: the layers.
         context: tokens the model was trained for.
-        eps: of every RMS norm.
+        eps: of every norm.
         activation: of the feed-forward blocks, a key of `blocks.ACTIVATIONS`.
         rope_style: "interleaved" or "neox".
         rope: of the layers without window, and of all where `local_rope` is None.
@@ -151,6 +151,7 @@ class ModelConfig:
         attention_softcap, logit_softcap: c in c * tanh(x / c) on scores and on logits, or None.
         tied: the head is the embedding table.
         embedding_scale: factor of the embeddings.
+        norm: as in `Architecture`.
         norm_offset: what must be added to the norm weights of the file.
         plain_norms: names of norms to whose weights nothing is added.
         biases: linear layers that must have a bias; others use one if the file has it.
@@ -187,6 +188,7 @@ class ModelConfig:
     embedding_scale: float
     norm_offset: float
     biases: tuple[str, ...]
+    norm: str = "rms"
     plain_norms: tuple[str, ...] = ()
     experts: Experts | None = None
     recurrence: Recurrence | None = None

@@ -69,6 +69,7 @@ class Reader(Settings):
             logit_softcap=self.number("logit_softcap", caps[1]) or None,
             tied=self.tied(),
             embedding_scale=self.number("embedding_scale", sqrt(self.hidden) if row.scales_embedding else 1.0),
+            norm=row.norm,
             norm_offset=0.0 if keys.prefix else row.norm_offset,
             plain_norms=() if keys.prefix else row.plain_norms,
             biases=self._biases(experts),

@@ -41,6 +41,8 @@ FILES: dict[str, tuple[str, str]] = {
     "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
     "deepseek": ("deepseek2", "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v2"),
+    "cohere": ("command-r cohere2", "cohere cohere2"),
+    "starcoder2": ("starcoder2", "starcoder2"),
     "granite": ("granite granitemoe granitehybrid", "granite granitemoe granitemoeshared granitemoehybrid"),
     "nemotron_h": ("nemotron_h nemotron_h_moe", "nemotron_h"),
 }
@@ -123,7 +125,7 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
     **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),
     **dict.fromkeys(("exaone", "olmo", "nemotron", "chatglm"), _OTHER),
-    **dict.fromkeys(("cohere", "cohere2", "command-r", "llada", "bonsai"), _OTHER),
+    **dict.fromkeys(("llada", "bonsai"), _OTHER),
     "omnicoder": _OTHER,
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "gemma4-assistant"), _DRAFTER),
 }

@@ -129,6 +129,8 @@ def test_what_transformers_does_with_layers_of_later_families() -> None:
     part = golden("minimax-m2", rope_parameters=REMOVED, rope_theta=1e4, rotary_dim=8).rope
     assert (part.dims, part.base) == (8, 1e4)
     older = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    assert golden("cohere2", layer_types=None, num_hidden_layers=5).windows == (8, 8, 8, None, 8)
+    assert [layer.has_rope for layer in golden("cohere2").each] == [True, False]
     named = golden("hunyuan", rope_parameters=REMOVED, rope_theta=1e4, rope_scaling=older, num_experts=1)
     assert named.rope.base == pytest.approx(1e4 * 1000 ** (32 / 30)) and named == golden("hunyuan")
 
@@ -146,6 +148,8 @@ def test_what_transformers_takes_for_absent_keys() -> None:
 def test_what_changes_the_computation_in_a_way_that_no_family_has_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"'clip_qkv' is 8\.0: bounds of q, k and v"):
         golden("olmoe", clip_qkv=8.0)
+    with pytest.raises(UnsupportedModelError, match="'use_qk_norm' is True: norms on the heads of q and k"):
+        golden("command-r", use_qk_norm=True)
     part = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
     for family in ("llama", "qwen3", "gemma2", "gpt-oss"):
         with pytest.raises(UnsupportedModelError, match="rotating a part of each head is not supported"):

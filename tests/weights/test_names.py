@@ -21,7 +21,13 @@ ARCHS = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name in A
 # The converter renames these before it looks them up; test_tensors_without_a_suffix has them.
 RENAMED = ("dt_bias", "_blocks", "down_proj_bias", "e_score_correction_bias", "router.scale", "router.per_expert_scale")
 RESTACKED = r"\.(mixer|feed_forward)\.experts\."  # experts that it stacks under the names of others
-HEADLESS = ("gemma", "gemma2", "lfm2moe")  # GGUF has them tied; a checkpoint may have a head nonetheless
+HEADLESS = (
+    "gemma",
+    "gemma2",
+    "lfm2moe",
+    "command-r",
+    "cohere2",
+)  # GGUF has them tied; a checkpoint may have a head nonetheless
 
 
 def canonical_of(family: str, layer: int) -> list[str]:
