@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rlx.serve.openai.bodies import CommonFields
     from rlx.text.tokenizer import Tokenizer
 
-#: Options that have other names in requests.
-_RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
-_SAMPLING = [*(each.name for each in fields(SampleOpts) if each.name != "logit_bias"), *_RENAMED]
+#: Options that llama-server and Ollama call otherwise.
+RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
+_SAMPLING = [*(each.name for each in fields(SampleOpts) if each.name != "logit_bias"), *RENAMED]
 
 
 def sampling_changes(body: Body) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def sampling_changes(body: Body) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _SAMPLING:
         if (value := getattr(body, name, None)) is not None:
-            own = _RENAMED.get(name, name)
+            own = RENAMED.get(name, name)
             found[own] = meant(own, value)
     if found.get("seed") is not None:
         found["seed"] %= 2**64
@@ -148,7 +148,7 @@ def sample_opts(body: CommonFields, default: SampleOpts, tokenizer: Tokenizer, v
         changes.setdefault("repetition_window", None)  # vLLM's counts the whole context
     if body.logit_bias is not None:
         changes["logit_bias"] = dict(biases(body.logit_bias, tokenizer, vocab_size))
-    names = {own: name for name, own in _RENAMED.items() if getattr(body, name, None) is not None}
+    names = {own: name for name, own in RENAMED.items() if getattr(body, name, None) is not None}
     return changed_sample(default, changes, names)
 
 
@@ -280,7 +280,8 @@ _OUTPUTS: dict[str, Callable[[Any, bool], Grammar]] = {
 
 def _asked(body: CommonFields) -> list[Found]:
     """The fields that ask for a grammar, with what makes it."""
-    found, outputs = _of_format(body.response_format), body.structured_outputs
+    form, outputs = _of_format(body.response_format), body.structured_outputs
+    found: list[Found] = [] if form is None else [("response_format", form)]
     for name, write in _OUTPUTS.items() if outputs is not None else ():
         value = getattr(outputs, "json_" if name == "json" else name)
         if value is not None and value is not False:
@@ -293,30 +294,24 @@ def _asked(body: CommonFields) -> list[Found]:
     return found
 
 
-def _of_format(form: dict[str, Any] | None) -> list[Found]:
-    """The grammar that `response_format` asks for.
+def _of_format(form: dict[str, Any] | None) -> Callable[[], Grammar] | None:
+    """The maker of the grammar that `response_format` asks for; None for free text.
 
     Raises:
         ApiError: it is malformed.
     """
     if form is None or (kind := form.get("type")) == "text":
-        return []
+        return None
     if kind == "grammar":
         if not isinstance(form.get("grammar"), str):
             raise invalid("response_format.grammar", "it is required")
-        return [("response_format", partial(_of_text, form["grammar"]))]
+        return partial(_of_text, form["grammar"])
     if kind == "json_object":  # llama-server's may have a schema
         schema = form.get("schema")
-        return [
-            (
-                "response_format",
-                Grammar.json_object if schema is None else partial(schema_grammar, schema, "response_format"),
-            )
-        ]
+        return Grammar.json_object if schema is None else partial(schema_grammar, schema, "response_format")
     if kind != "json_schema":
         raise invalid("response_format.type", f"expected text, json_object or json_schema, found {shown(kind)}")
     given = form.get("json_schema", form)
     if not isinstance(given, dict) or given.get("schema") is None:
         raise invalid("response_format.json_schema.schema", "it is required")
-    is_lenient = given.get("strict") is False
-    return [("response_format", partial(schema_grammar, given["schema"], "response_format", lenient=is_lenient))]
+    return partial(schema_grammar, given["schema"], "response_format", lenient=given.get("strict") is False)

@@ -27,7 +27,7 @@ from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.answers import Delta, End, Finished, ObjectWriter, Progress, answered
 from rlx.serve.errors import SHAPES, ApiError, invalid
-from rlx.serve.fields import changed_sample, sampling_changes, schema_grammar
+from rlx.serve.fields import RENAMED, changed_sample, sampling_changes, schema_grammar
 from rlx.serve.http import (
     LINES,
     MAX_MESSAGES,
@@ -204,8 +204,8 @@ def _said(message: Mapping[str, Any], called: list[JsonObject]) -> str:
 
 # ---------------------------------------------------------------------------------------------- options
 
-_RENAMED = {"repetition_penalty": "repeat_penalty", "repetition_window": "repeat_last_n"}
-_NAMES = {each.name: f"options.{_RENAMED.get(each.name, each.name)}" for each in fields(SampleOpts)}
+_NAMES = {each.name: f"options.{each.name}" for each in fields(SampleOpts)}
+_NAMES |= {own: f"options.{name}" for name, own in RENAMED.items()}
 
 
 def options_of(options: Options | None, default: SampleOpts, context: int) -> dict[str, Any]:
@@ -361,22 +361,22 @@ def router(server: Server) -> APIRouter:
     @found.post("/api/chat")
     async def chat(body: ChatBody, request: Request) -> Response:
         """The model's answer to a conversation."""
-        started, model = time.perf_counter(), named(server, body)
-        writer = OllamaWriter("chat", body.model or body.name or "", started)
-        if not body.messages:
-            return _loaded(writer, body)
-        prepare = partial(_chat, model, body, writer)
-        return await answered(server, request, model, prepare, body.stream is not False)
+        return await answer(body, request, "chat", _chat, is_empty=not body.messages)
 
     @found.post("/api/generate")
     async def generate(body: GenerateBody, request: Request) -> Response:
         """The model's answer to a prompt."""
-        started, model = time.perf_counter(), named(server, body)
-        writer = OllamaWriter("generate", body.model or body.name or "", started)
-        if not body.prompt and not body.images and not body.suffix:
+        is_empty = not body.prompt and not body.images and not body.suffix
+        return await answer(body, request, "generate", _generate, is_empty=is_empty)
+
+    async def answer(
+        body: AnswerBody, request: Request, kind: Kind, prepare: Callable[..., OllamaWriter], *, is_empty: bool
+    ) -> Response:
+        model = named(server, body)
+        writer = OllamaWriter(kind, body.model or body.name or "", time.perf_counter())
+        if is_empty:
             return _loaded(writer, body)
-        prepare = partial(_generate, model, body, writer)
-        return await answered(server, request, model, prepare, body.stream is not False)
+        return await answered(server, request, model, partial(prepare, model, body, writer), body.stream is not False)
 
     for path in _REGISTRY:
         found.add_api_route(f"/api/{path}", _registry, methods=["POST", "DELETE", "GET"], include_in_schema=False)

@@ -560,8 +560,9 @@ def _made(model: ServedModel, make: Callable[[], Grammar] | None, prompt: ChatPr
 MAX_PROMPTS = 2048
 
 
-def prompts(found: Any, field: str) -> list[Any]:
-    """The single prompts of a field: a text or a list of ids is one, a list of texts or of lists is several.
+def prompts(found: Any, field: str) -> list[tuple[Any, str]]:
+    """The single prompts of a field, with their places: a text or a list of ids is one, a list of texts or of lists is
+    several.
 
     A list that has ids beside texts is one prompt, too.
 
@@ -569,16 +570,16 @@ def prompts(found: Any, field: str) -> list[Any]:
         ApiError: there is none, or too many.
     """
     if not isinstance(found, list):
-        return [found]
+        return [(found, field)]
     if not found:
         raise invalid(field, "it is empty", "give at least one prompt")
     if any(isinstance(part, int) for part in found):
         if any(isinstance(part, list) for part in found):
             raise invalid(field, "it has ids beside lists", "put the ids into a list, too")
-        return [found]
+        return [(found, field)]
     if len(found) > MAX_PROMPTS:
         raise invalid(field, f"expected at most {MAX_PROMPTS} prompts, found {len(found)}")
-    return list(found)
+    return [(each, field if len(found) == 1 else f"{field}[{i}]") for i, each in enumerate(found)]
 
 
 def prompt_ids(model: ServedModel, prompt: Any, field: str, adds: bool) -> list[int]:

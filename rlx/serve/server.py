@@ -174,7 +174,7 @@ class Server:
             ApiError: there is no such model, or it is loading.
         """
         models = self.models
-        model = models[0] if name is None else next((each for each in models if name in each.names), None)
+        model = models[0] if name is None else self.find(name)
         if model is None and self.options.strict_model:
             hint = f"there is {', '.join(repr(name) for each in models for name in each.names)}"
             what = f"the model {name!r} does not exist here"

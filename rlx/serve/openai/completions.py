@@ -488,25 +488,20 @@ def _prompts(model: ServedModel, body: CompletionBody) -> list[Context]:
         return [model.checked(filled_in(model, before, body.input_suffix, extra, ("input_prefix", "input_suffix")))]
     found = prompts(body.prompt, "prompt")
     if body.suffix:
-        if len(found) != 1 or not isinstance(found[0], str):
+        if len(found) != 1 or not isinstance(found[0][0], str):
             raise invalid("suffix", "it needs a prompt that is one text")
-        return [model.checked(filled_in(model, found[0], body.suffix))]
+        return [model.checked(filled_in(model, found[0][0], body.suffix))]
     adds = body.add_special_tokens is not False
-    names = ["prompt"] if len(found) == 1 else [f"prompt[{i}]" for i in range(len(found))]
     return [
-        model.checked(
-            media_prompt(model, each, name, adds)
-            if isinstance(each, MediaPrompt)
-            else prompt_ids(model, each, name, adds)
-        )
-        for each, name in zip(found, names, strict=True)
+        model.checked((media_prompt if isinstance(each, MediaPrompt) else prompt_ids)(model, each, name, adds))
+        for each, name in found
     ]
 
 
 async def _echoes(model: ServedModel, body: CompletionBody, asked: Sequence[Asked]) -> list[Echo]:
     """The beginnings of the answers to each prompt, each computed when the one before is there."""
     found = []
-    for text, each in zip(prompts(body.prompt, "prompt"), asked, strict=True):
+    for (text, _), each in zip(prompts(body.prompt, "prompt"), asked, strict=True):
         found.append(await in_thread(partial(_echo, model, text, each)))
     return found
 

@@ -88,9 +88,9 @@ def router(server: Server) -> APIRouter:
 
 
 def _contexts(model: ServedModel, body: EmbeddingBody) -> list[Context]:
-    found, adds = prompts(body.input, "input"), body.add_special_tokens is not False
-    names = ["input"] if len(found) == 1 else [f"input[{i}]" for i in range(len(found))]
-    return [model.checked(prompt_ids(model, each, name, adds), name) for each, name in zip(found, names, strict=True)]
+    adds = body.add_special_tokens is not False
+    pairs = prompts(body.input, "input")
+    return [model.checked(prompt_ids(model, each, name, adds), name) for each, name in pairs]
 
 
 def _entry(index: int, vector: Logits, as_base64: bool) -> dict[str, Any]:
