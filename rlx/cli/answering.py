@@ -35,9 +35,7 @@ INTERRUPTED_ANSWER = "interrupted"
 
 system_option = click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 thinking_option = click.option(
-    "--thinking/--no-thinking",
-    default=None,
-    help="Whether the model thinks before it answers.",
+    "--thinking/--no-thinking", default=None, help="Whether the model thinks before it answers."
 )
 
 

@@ -64,11 +64,7 @@ from rlx.vision.image import Image
 @click.option("--model", metavar="MODEL", help="Another way to name MODEL.")
 @click.option("--prompt", metavar="TEXT", help="Another way to give PROMPT.")
 @click.option("--file", metavar="FILE", help="Read PROMPT from FILE.")
-@click.option(
-    "--stdin/--no-stdin",
-    default=None,
-    help="Wait for the end of stdin, or do not read it.",
-)
+@click.option("--stdin/--no-stdin", default=None, help="Wait for the end of stdin, or do not read it.")
 @ending_options
 @sampling_options
 @system_option

@@ -434,11 +434,7 @@ class ObjectWriter(Writer):
 
 
 async def answered(
-    server: Server,
-    request: HttpRequest,
-    model: ServedModel,
-    prepare: Callable[[], Writer],
-    stream: bool | None,
+    server: Server, request: HttpRequest, model: ServedModel, prepare: Callable[[], Writer], stream: bool | None
 ) -> Response:
     """The answer to a request.
 

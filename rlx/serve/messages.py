@@ -21,16 +21,7 @@ from rlx.serve import record
 from rlx.serve.answers import Asked, Delta, Finished, ObjectWriter, Progress, answered
 from rlx.serve.errors import SHAPES, ApiError, invalid
 from rlx.serve.fields import changed_sample, check_tool, form_grammar
-from rlx.serve.http import (
-    MAX_MESSAGES,
-    Anyway,
-    Body,
-    hints,
-    in_thread,
-    new_router,
-    shown,
-    unsupported,
-)
+from rlx.serve.http import MAX_MESSAGES, Anyway, Body, hints, in_thread, new_router, shown, unsupported
 from rlx.serve.media import ImageSource, base64_source
 from rlx.serve.openai.bodies import Count, Positive, Share, Stops, Text, Tools
 from rlx.serve.prompts import (

@@ -122,10 +122,7 @@ Note = Callable[[BaseException | None], None]
 
 
 def observer(
-    begun: float,
-    choices: Sequence[Sequence[Handle]],
-    limits: Sequence[int | None],
-    prompts: Callable[[], list[str]],
+    begun: float, choices: Sequence[Sequence[Handle]], limits: Sequence[int | None], prompts: Callable[[], list[str]]
 ) -> Note:
     """A function that adds generations to the current record; called once, when they are over, with their error if any.
 

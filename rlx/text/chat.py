@@ -553,10 +553,7 @@ def chat_text(
 
 
 def _fitted(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    takes_images: bool,
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, takes_images: bool
 ) -> tuple[ChatTemplate, list[dict[str, Any]], list[Any] | None]:
     """The template of a conversation, and messages and tools in the form that it takes."""
     checked = _checked_tools(tools) if tools else None

@@ -131,12 +131,7 @@ class Encoder:
     """
 
     def __init__(
-        self,
-        tower: Tower,
-        processor: ImageProcessor,
-        model: bytes,
-        cache: FeatureCache,
-        seconds: float | None = None,
+        self, tower: Tower, processor: ImageProcessor, model: bytes, cache: FeatureCache, seconds: float | None = None
     ) -> None:
         self.tower, self.processor, self.cache = tower, processor, cache
         self._model, self._lock, self._seconds = model, Lock(), seconds

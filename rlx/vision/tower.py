@@ -256,12 +256,7 @@ class Tower:
         return rows
 
     def _layers(
-        self,
-        x: Buffer,
-        rows: Rows,
-        states: StateMemory,
-        places: Mapping[str, npt.NDArray[Any]],
-        seconds: float | None,
+        self, x: Buffer, rows: Rows, states: StateMemory, places: Mapping[str, npt.NDArray[Any]], seconds: float | None
     ) -> Generator[None, None, None]:
         """All layers, in place: a layer's keys and values are complete before its first row is replaced.
 

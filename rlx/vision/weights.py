@@ -321,9 +321,5 @@ _FINDS: dict[str, dict[str, Find]] = {
         **_GEMMA4,
         **dict.fromkeys(("attn_q.weight", "attn_k.weight", "attn_q_norm.weight", "attn_k_norm.weight"), _by_rope),
     },
-    "gemma4_unified": {
-        **_GEMMA4,
-        "v.patch_norm.1.weight": _colours_last,
-        "v.patch_norm.1.bias": _colours_last,
-    },
+    "gemma4_unified": {**_GEMMA4, "v.patch_norm.1.weight": _colours_last, "v.patch_norm.1.bias": _colours_last},
 }

@@ -14,15 +14,7 @@ from rlx.weights.locate import resolve_model_path
 from rlx.weights.model import ModelWeights
 
 if TYPE_CHECKING:
-    from rlx.weights import (
-        hub,
-        packed,
-        quantization,
-        recommended,
-        safetensors,
-        scaled_codes,
-        sentence_modules,
-    )
+    from rlx.weights import hub, packed, quantization, recommended, safetensors, scaled_codes, sentence_modules
 
 __all__ = [
     "ModelWeights",

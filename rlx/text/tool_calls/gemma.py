@@ -29,16 +29,7 @@ from rlx.text.tool_calls.lark import (
     literal,
     text_terminals,
 )
-from rlx.text.tool_calls.reader import (
-    BLANKS,
-    CallReader,
-    CutOff,
-    Give,
-    Reading,
-    Unreadable,
-    quoted,
-    tail_of,
-)
+from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Give, Reading, Unreadable, quoted, tail_of
 from rlx.text.tool_calls.tools import Tool
 from rlx.text.tool_calls.values import cast, types_of
 

@@ -218,11 +218,7 @@ HARMONY = _format(
 _ARGUMENTS = "[ARGS]"
 _MISTRAL = Header("[TOOL_CALLS]", re.compile(rf"\s*{_NAME}(?:\[CALL_ID\][^\[\]\s]*)?\[ARGS\]"))
 MISTRAL = _format(
-    "mistral",
-    _MISTRAL,
-    lambda lark, name: f"{literal(name)} {lark.mark(_ARGUMENTS)}",
-    (_ARGUMENTS, "[CALL_ID]"),
-    "",
+    "mistral", _MISTRAL, lambda lark, name: f"{literal(name)} {lark.mark(_ARGUMENTS)}", (_ARGUMENTS, "[CALL_ID]"), ""
 )
 """JSON behind a name and `[ARGS]`."""
 
