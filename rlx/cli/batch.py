@@ -101,7 +101,6 @@ def _here(path: str, name: str, engine: dict[str, Any], bars: Bars) -> Iterator[
 
 @contextmanager
 def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, bars: Bars) -> Iterator[Answerer]:
-    """Answers on a cluster."""
     bars.waiting("opening the model on the cluster")
     yield cluster.batch.answering_on_ray(path, name, engine, replicas)
 

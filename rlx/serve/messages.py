@@ -292,7 +292,6 @@ def _check_edits(management: dict[str, Any] | None) -> None:
 
 
 def _writer(model: ServedModel, body: MessagesBody) -> MessageWriter:
-    """The writer of the answer."""
     prompt = _prompt(model, body)
     changes = without_none(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     asked = model.asked(
@@ -370,7 +369,6 @@ def _user(content: JsonValue) -> list[JsonObject]:
 
 
 def _assistant(content: JsonValue) -> JsonObject:
-    """A message of the assistant."""
     if isinstance(content.value, str):
         return {"role": "assistant", "content": content.value}
     said, thoughts, calls = list[str](), list[str](), list[JsonObject]()
@@ -405,7 +403,6 @@ def _image(block: JsonValue) -> list[JsonObject]:
 
 
 def _document(block: JsonValue) -> list[JsonObject]:
-    """A document of text."""
     source, labels = _source(block), (block.value.get("title"), block.value.get("context"))
     head = [{"type": "text", "text": text} for text in labels if isinstance(text, str)]
     if source.value.get("type") == "text":

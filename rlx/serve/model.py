@@ -265,7 +265,6 @@ class ServedModel:
         return EventStream(self.tokenizer, asked, together, note)
 
     def _prompt(self, asked: Asked) -> str:
-        """The text of a prompt."""
         assert isinstance(asked.request.ids, Context)
         return self.tokenizer.decode(asked.request.ids.ids)
 

@@ -576,7 +576,6 @@ def tag(model: ServedModel, name: str) -> JsonObject:
 
 
 def _running(model: ServedModel) -> JsonObject:
-    """A model in memory."""
     more = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.runner.max_seq}
     return {**tag(model, model.name), **more}
 

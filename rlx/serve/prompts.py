@@ -391,7 +391,6 @@ def chat_prompt(
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The texts that messages consist of."""
     for message in messages:
         content = message.get("content")
         for part in [content] if isinstance(content, str) else content or ():

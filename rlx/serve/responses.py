@@ -371,7 +371,6 @@ def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tup
 
 
 def _writer(model: ServedModel, body: ResponsesBody) -> ResponseWriter:
-    """The writer of the answer."""
     prompt, functions = _prompt(model, body, body.max_output_tokens)
     sample = changed_sample(model.default_sample, without_none(temperature=body.temperature, top_p=body.top_p))
     wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
@@ -441,7 +440,6 @@ def messages_of(items: str | Sequence[Mapping[str, Any]] | None, instructions: s
 
 
 def _add(item: JsonValue, system: list[str], found: list[JsonObject]) -> None:
-    """Adds one item of the input."""
     kind = item.value.get("type", "message" if "role" in item.value else None)
     if kind == "message":
         _add_message(item, system, found)

@@ -425,7 +425,6 @@ def slots_of(models: Sequence[ServedModel]) -> list[dict[str, Any]]:
 
 
 def _slots(model: ServedModel) -> list[dict[str, Any]]:
-    """The slots of a model."""
     requests, own = model.runner.stats()["requests"], {"model": model.name, "n_ctx": model.runner.max_seq}
     free = [{"is_processing": False}] * (requests["slots"] - len(requests["active"]))
     return [{**own, **slot} for slot in (*map(_busy, requests["active"]), *free)]

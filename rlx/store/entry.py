@@ -476,7 +476,6 @@ def _written(sums: Mapping[str, str]) -> bytes:
 
 
 def sha256(data: bytes) -> str:
-    """In hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 

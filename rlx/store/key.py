@@ -128,7 +128,8 @@ class CompileKey:
 
     def __post_init__(self) -> None:
         for row in fields(self):
-            object.__setattr__(self, row.name, _freeze(getattr(self, row.name), row.name))
+            if type(value := getattr(self, row.name)) not in _SCALARS:
+                object.__setattr__(self, row.name, _freeze(value, row.name))
 
     @cached_property
     def digest(self) -> str:

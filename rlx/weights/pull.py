@@ -24,6 +24,7 @@ from rlx import models as model_families
 from rlx.arguments import nearest
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError, file_error
+from rlx.partial_file import into_place
 from rlx.weights import hub
 from rlx.weights.gguf import GgufFile, part_number
 from rlx.weights.hub import RemoteFile, RemoteModel, Repository, asked, look_up, named_http_errors
@@ -204,10 +205,8 @@ class Downloads:
                 raise DownloadError(f"a file of the repository would lie outside {inside}", where=place, hint=hint)
 
     def _make_current(self) -> None:
-        reference = self.storage / "refs" / "main"
-        written = reference.with_name(f"main.{os.getpid()}.partial")
-        written.write_text(self.repository.commit, encoding="utf-8")
-        os.replace(written, reference)
+        with into_place(self.storage / "refs" / "main") as partial:
+            partial.write_text(self.repository.commit, encoding="utf-8")
 
     def _blob(self, file: RemoteFile) -> Path:
         return self.storage / "blobs" / file.digest

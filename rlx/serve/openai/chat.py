@@ -259,7 +259,6 @@ class ChatWriter(OpenAIWriter):
         return found
 
     def _message(self, choice: Choice) -> dict[str, Any]:
-        """The assistant's message."""
         found: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.thinking and self._reasons:
             found["reasoning_content"] = choice.thinking

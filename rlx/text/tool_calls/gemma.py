@@ -201,7 +201,6 @@ class GemmaValues:
         return literal(f"{name}:")
 
     def _anything(self) -> str:
-        """Any value."""
         if "" not in self._known:
             name = self._known[""] = self._lark.reserve("any")
             text, number = self._text(ANY_TEXT), json_value({"type": ["number", "boolean", "null"]})

@@ -98,7 +98,6 @@ class PythonReader(CallReader):
             self._end()
 
     def _keyword(self, names: Iterator[str]) -> Reading[str]:
-        """The name of an argument."""
         try:
             return (yield from self._match(_KEY, _KEY_BEGIN))[1]
         except CutOff:

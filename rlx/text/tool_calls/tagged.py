@@ -131,7 +131,6 @@ class TaggedReader(CallReader):
         return is_parameter
 
     def _name(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """A name, and what follows it."""
         return (yield from self._match(pattern, self._tags.begins))[1]
 
     def _parameter(self, name: str, root: Mapping[str, Any], lead: str) -> Reading[None]:
@@ -189,7 +188,6 @@ def parameters(tags: Tags, before: str, between: str, lark: Lark, tool: Tool, sc
 
 
 def _value(tags: Tags, lark: Lark, schema: Any, root: Mapping[str, Any], where: str) -> str:
-    """A value and its end."""
     end = tags.line + tags.value_end
     mixed = types_of(schema, root) != {"string"}
     found = []
