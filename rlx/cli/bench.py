@@ -345,17 +345,11 @@ def measure(
     moved, threads = reporting.step_bytes(engine, prompt + generate // 2), engine.stats()["threads"]
     for _ in range(repeat):
         sequence.rewind(0)
-        start, computed = time.perf_counter(), time.process_time()
-        engine.append(sequence, ids)
-        prefill.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        for i in range(generate):
-            engine.append(sequence, ids[i % prompt : i % prompt + 1])
-        decode.append((time.perf_counter() - start) / generate)
+        computed = time.process_time()
+        prefill.append(_seconds(engine.append, sequence, ids))
+        decode.append(_seconds(_decode, engine, sequence, ids, generate) / generate)
         sequence.rewind(prompt)
-        start = time.perf_counter()
-        _greedy(engine, sequence, ids[0], generate)
-        greedy.append((time.perf_counter() - start) / generate)
+        greedy.append(_seconds(_greedy, engine, sequence, ids[0], generate) / generate)
         cpu += time.process_time() - computed
         bandwidth.append(reporting.read_bandwidth(engine, moved))  # of a small model that of the cache that holds it
     sequence.discard()
@@ -371,27 +365,31 @@ def measure(
         "read_gb_per_s": read,
         "read_bytes": moved,
         "peak_gop_per_s": peaks,
-        "prefill": {
-            "tokens": prompt,
-            "tokens_per_s": prompt / many,
-            "gflop_per_s": flops / many / 1e9,
-            "runs": [prompt / seconds for seconds in prefill],
-        },
-        "decode": {
-            "tokens": generate,
-            "tokens_per_s": 1 / step,
-            "gb_per_s": moved / step / 1e9,
-            "runs": [1 / seconds for seconds in decode],
-        },
-        "greedy": {
-            "tokens": generate,
-            "tokens_per_s": 1 / statistics.median(greedy),
-            "runs": [1 / seconds for seconds in greedy],
-        },
+        "prefill": {"gflop_per_s": flops / many / 1e9, **_speeds(prompt, [each / prompt for each in prefill])},
+        "decode": {"gb_per_s": moved / step / 1e9, **_speeds(generate, decode)},
+        "greedy": _speeds(generate, greedy),
         "decode_share_of_bandwidth": moved / step / 1e9 / read,
         "decode_kernels": [_row(t, read, peaks) for t in report],
         "prefill_kernels": [_row(t, read, peaks) for t in report_prefill],
     }
+
+
+def _seconds(work: Callable[..., object], *arguments: Any) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - start
+
+
+def _speeds(tokens: int, seconds: Sequence[float]) -> dict[str, Any]:
+    """The figures of a task by the seconds that a token took in each run."""
+    speed = 1 / statistics.median(seconds)
+    return {"tokens": tokens, "tokens_per_s": speed, "runs": [1 / each for each in seconds]}
+
+
+def _decode(engine: Engine, sequence: Any, ids: list[int], count: int) -> None:
+    for i in range(count):
+        engine.append(sequence, ids[i % len(ids) : i % len(ids) + 1])
 
 
 def _greedy(engine: Engine, sequence: Any, token: int, count: int) -> None:
@@ -427,14 +425,8 @@ def measure_image(engine: Engine, image: Image, repeat: int) -> dict[str, Any]:
     processor, tower = engine.images.encoder.processor, engine.vision.required()
     patches = processor.preprocess(image)
     tower.encode(patches)  # loads and compiles
-    prepare, encode = [], []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        patches = processor.preprocess(image)
-        prepare.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        tower.encode(patches)
-        encode.append(time.perf_counter() - start)
+    prepare = [_seconds(processor.preprocess, image) for _ in range(repeat)]
+    encode = [_seconds(tower.encode, patches) for _ in range(repeat)]
     seconds, flops = statistics.median(encode), tower.flops(patches)
     return {
         "height": image.size[0],
