@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rlx.errors import ChatTemplateError
 from rlx.text.chat import template_of
-from rlx.text.tokenizer import Tokenizer
+from rlx.text.tokenizer import Tokenizer, tail_of
 from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, headed, new_call_id
 from rlx.text.tool_calls.bare import GRANITE, LLAMA, MISTRAL_LIST, NEMOTRON, PROMPTED
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
@@ -140,8 +140,7 @@ class ThinkingSplitter:
             thought = self._stripped(thought).rstrip()
             self._blank = True
             return thought, self._stripped(rest)
-        waits = next((n for n in range(min(len(end) - 1, len(thought)), 0, -1) if thought.endswith(end[:n])), 0)
-        certain = thought[: len(thought) - waits].rstrip()
+        certain = thought[: len(thought) - tail_of(thought, (end,))].rstrip()
         self._held = thought[len(certain) :]
         return self._stripped(certain), ""
 

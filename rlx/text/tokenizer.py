@@ -209,6 +209,13 @@ class StreamDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
+def tail_of(text: str, markers: Sequence[str]) -> int:
+    """Number of characters at the end of `text` that may begin one of the markers."""
+    longest = min(max(map(len, markers), default=1) - 1, len(text))
+    sizes = range(longest, 0, -1)
+    return next((n for n in sizes if any(marker.startswith(text[-n:]) for marker in markers)), 0)
+
+
 class AnswerText:
     """Converts token ids to the text of an answer, which ends before the first stop string.
 
@@ -259,7 +266,7 @@ class AnswerText:
                 self._pieces.append(text[:begin])
                 return text[:begin]
             searched = end
-        certain = len(text) - self._beginning(text[searched:])
+        certain = len(text) - tail_of(text[searched:], self._stop)
         self._held = text[certain:]
         self._pieces.append(text[:certain])
         return text[:certain]
@@ -268,12 +275,6 @@ class AnswerText:
         """(end, begin, string) of the stop string that is completed first in `text`."""
         begins = ((text.find(stop, start), stop) for stop in self._stop)
         return min(((begin + len(stop), begin, stop) for begin, stop in begins if begin >= 0), default=None)
-
-    def _beginning(self, text: str) -> int:
-        """Number of characters at the end of `text` that may begin a stop string."""
-        longest = max(map(len, self._stop), default=1) - 1
-        sizes = range(min(longest, len(text)), 0, -1)
-        return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stop)), 0)
 
 
 def answer_text(tokenizer: Tokenizer, ids: Sequence[int], keep: Collection[int] = ()) -> str:

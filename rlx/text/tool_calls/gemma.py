@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from rlx.errors import ToolError
+from rlx.text.tokenizer import tail_of
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import (
     ANY_TEXT,
@@ -29,7 +30,7 @@ from rlx.text.tool_calls.lark import (
     literal,
     text_terminals,
 )
-from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Give, Reading, Unreadable, quoted, tail_of
+from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Give, Reading, Unreadable, quoted
 from rlx.text.tool_calls.tools import Tool
 from rlx.text.tool_calls.values import cast, types_of
 

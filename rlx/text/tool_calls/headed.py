@@ -34,9 +34,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from rlx.text.tokenizer import tail_of
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import Lark, literal
-from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable, tail_of
+from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable
 from rlx.text.tool_calls.tools import Tool
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"

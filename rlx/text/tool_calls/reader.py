@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rlx.text.tokenizer import tail_of
 from rlx.text.tool_calls.format import Part, ToolCallDelta
 from rlx.text.tool_calls.tools import Tool
 from rlx.text.tool_calls.values import child
@@ -423,13 +424,6 @@ def _inside(value: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Unreadable
     return found
-
-
-def tail_of(text: str, markers: Sequence[str]) -> int:
-    """Number of characters at the end of `text` that may begin one of the markers."""
-    longest = min(max(map(len, markers), default=1) - 1, len(text))
-    sizes = range(longest, 0, -1)
-    return next((n for n in sizes if any(marker.startswith(text[-n:]) for marker in markers)), 0)
 
 
 def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:

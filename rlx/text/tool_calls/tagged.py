@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from rlx.text.tokenizer import tail_of
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import (
     ANY_TEXT,
@@ -34,7 +35,7 @@ from rlx.text.tool_calls.lark import (
     parameters_of,
     text_terminals,
 )
-from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable, quoted, tail_of
+from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable, quoted
 from rlx.text.tool_calls.tools import Tool
 from rlx.text.tool_calls.values import cast, child, is_text, types_of
 
