@@ -243,7 +243,7 @@ class Backend(ABC):
         batch_rows: largest row counts of programs for rows of several sequences, besides the largest bucket.
         call_rows: largest row counts of more buckets, if nobody chose buckets: of calls that have other kernels, or in
             which a row is quicker.
-        shared_rows: largest row count of a prompt that may share a step with others: a longer one fills the device.
+        shared_rows: largest row count of a prompt that shares a step with other prompts: a longer one fills the device.
     """
 
     name: str

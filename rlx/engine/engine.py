@@ -348,7 +348,7 @@ class Engine:
 
     @property
     def shared_rows(self) -> int:
-        """Largest row count of a prompt that may share a step with others: its device says so."""
+        """Largest row count of a prompt that may share a step with other prompts: its device says so."""
         return self._compiler.backend.shared_rows
 
     @property

@@ -35,7 +35,7 @@ class StepEngine(Protocol):
 
     @property
     def shared_rows(self) -> int:
-        """Largest row count of a prompt that may share a step with others."""
+        """Largest row count of a prompt that may share a step with other prompts."""
         ...
 
     @property

@@ -145,7 +145,8 @@ def test_prompts_that_share_a_step_keep_to_the_stall_target() -> None:
     assert made.counters.longest_gap <= 0.3
 
 
-def test_prompts_that_do_not_fill_the_device_join_the_rows_that_decode() -> None:
+def test_rows_that_decode_join_a_step_of_prompts() -> None:
+    """The weights are read once for both."""
     engine = ToyEngine(first=0.02, more=0.002)
     made = decoding(engine, 0.4)
     made.turn()
@@ -153,16 +154,32 @@ def test_prompts_that_do_not_fill_the_device_join_the_rows_that_decode() -> None
     short, long, task = job(prompt(40, 5), 30), job(prompt(90, 6), 1), Task(lambda: iter([None, None]))
     give(made, short)
     made.turn()
-    assert engine.steps == [[1, 1, 1, 40]]
     give(made, long)
     made.turn()
-    assert engine.steps[1:] == [[1, 1, 1, 1], [90]], "a long one has a step of its own"
+    assert engine.steps == [[1, 1, 1, 40], [1, 1, 1, 1, 90]]
     give(made, task, job(prompt(50, 7), 1))
     for _ in range(2):
         made.turn()
-    assert engine.steps[3:] == [[1, 1, 1, 1], [1, 1, 1, 1, 50]], "tasks and prompts take turns"
+    assert engine.steps[2:] == [[1, 1, 1, 1], [1, 1, 1, 1, 50]], "tasks and prompts take turns"
     run(made)
     assert right(short, long)
+
+
+def test_rows_that_decode_leave_room_for_a_prompt_or_do_not_join_it() -> None:
+    """A step has at most 64 rows: 40 of them and a chunk of 24, or 50 alone, because 14 would be too few."""
+    for decoding_rows, first in ((40, [1] * 40 + [24]), (50, [1] * 50)):
+        engine = ToyEngine(first=0.001, more=0.0001, most_rows=64)
+        made = executor(engine, slots=100)
+        for seed in range(decoding_rows):
+            give(made, job(prompt(4, seed), 90))
+        while len(made.scheduler.running) < decoding_rows:
+            made.turn()
+        engine.steps.clear()
+        give(made, long := job(prompt(100, 7), 1))
+        made.turn()
+        assert engine.steps[0] == first
+        run(made)
+        assert right(long)
 
 
 def test_as_many_short_prompts_share_a_step_as_gain_from_it() -> None:
@@ -197,7 +214,7 @@ def decoding(engine: ToyEngine, stall: float) -> Executor:
 
 def rows_of_prompts(engine: ToyEngine) -> list[int]:
     """The rows of each step of one long prompt."""
-    return [rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 3]
+    return [rows[-1] for rows in engine.steps if rows[-1] > 3]
 
 
 @pytest.mark.parametrize("shared", [64, 2048])

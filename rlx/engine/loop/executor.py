@@ -1,8 +1,8 @@
 """The executor: computes jobs turn by turn. It has no thread and no lock; `loop.py` calls it.
 
-Runners stage, between the engine loop and the engine. A turn is one decode step of all running jobs, then one step of
-prompt rows or of a task, bounded in time while somebody decodes. Where prompts do not fill the device, one step has the
-rows of both.
+Runners stage, between the engine loop and the engine. A turn is one step of all running jobs with rows of prompts,
+bounded in time while somebody decodes. With drafts, a grammar or a task it is a decode step, then one of prompt rows or
+of the task.
 """
 
 from __future__ import annotations

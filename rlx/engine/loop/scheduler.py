@@ -10,9 +10,9 @@ those that came soon after it: in the time that follows from its own length.
 A consumer may ask for many answers at once. The next free slot goes to the consumer that has the fewest, of those with
 the highest priority, so that others do not wait for all of the answers.
 
-A turn of the loop is one decode step of all running requests, then one step of prompt rows; both are one step if the
-prompts do not fill the device. While somebody decodes, the turn is bounded in time: the prompt step has as many rows as
-the measured rate allows in what the decode step has left of the stall target. Otherwise it takes the largest chunk.
+A turn of the loop is one step of all running requests and of prompt rows, or a step of each (`executor.py`). While
+somebody decodes, the turn is bounded in time: it has as many rows of prompts as the measured rate allows in what a
+decode step leaves of the stall target. Otherwise a prompt gets the largest chunk.
 
 The cost of steps: products of a row take the same time everywhere; attention reads all positions before it. So a row
 after 8,000 positions may take five times as long as the first one.
@@ -162,7 +162,7 @@ class Scheduler:
         slots: maximum number of jobs that have started and not ended.
         stall_seconds: how long a turn may take while others decode.
         largest: maximum number of prompt rows in a step.
-        shared: largest row count of a prompt that may share a step with others.
+        shared: largest row count of a prompt that may share a step with other prompts.
 
     Attributes:
         waiting: jobs that have not started, by priority and then by arrival.
@@ -297,11 +297,12 @@ class Scheduler:
 
         Args:
             decodes: whether somebody decodes, who would wait for this step.
-            beside: rows of the same step that decode. None join them if the first prompt fills the device.
+            beside: rows of the same step that decode.
             waited: how long these have waited for the step. After half of what they may wait none join them.
         """
         chosen: list[tuple[Job, int, int]] = []
-        if beside and 2 * waited > self._prompt_seconds:
+        most = self.largest - beside
+        if beside and (most < LEAST or 2 * waited > self._prompt_seconds):
             return chosen
         room, left = self._packed_rows() - beside, self._prompt_seconds - waited if decodes else inf
         jobs = [job for job in self.prefilling if not (job.paused or job.loading)]
@@ -311,9 +312,7 @@ class Scheduler:
             past = job.done
             rest = len(job.prompt) - past
             if not chosen:
-                rows = min(rest, self.most_rows(decodes, past, waited))
-                if beside and (rest > self.shared or rows > room):
-                    return []
+                rows = min(rest, most, self.most_rows(decodes, past, waited))
                 if rest > self.shared or len(jobs) == 1:
                     return [(job, past, rows)]
             elif rest <= min(self.shared, room) and self.prompt_cost.seconds_of(rest, past) <= left:
