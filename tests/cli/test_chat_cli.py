@@ -121,8 +121,9 @@ def test_a_full_context_ends_a_pipe_and_forgets_nothing(talker: Talker, prompts:
     texts = [text for question in questions[:answered] for text in (question, f"You said: {question}")]
     tokens = len(talker.tokenizer.encode(turns(*texts, questions[answered]), parse_special=True))
     assert tokens > 256 >= len(talker.tokenizer.encode(prompts[-1], parse_special=True))
-    said = f"the conversation with this message has {tokens} tokens, and the context holds 256. It stays as it is"
-    assert said in result.stderr
+    said = f"the conversation with this message has {tokens} tokens, and the context holds 256. --drop-oldest forgets"
+    assert said in result.stderr and "--drop-oldest makes room)" in result.stderr
+    assert "/undo" not in result.stderr, "on a pipe there are no commands"
     assert "--drop-oldest" in result.stderr and "--max-seq" in result.stderr
 
 

@@ -250,22 +250,22 @@ def chat(
     engine["adapters"] = adapters
     with bars, _opened(model, engine, yes, bars, interrupts) as runner, interrupts:
         conversation = Conversation(None if system is None else readable(system))
-        session = Session(runner, model, Settings(runner.recommended_sample), interrupts, bars, conversation)
+        commanded, set_up = is_terminal(sys.stdin), Settings(runner.recommended_sample)
+        session = Session(runner, model, set_up, interrupts, bars, conversation, commanded)
         session.change(lambda settings: settings.take(ctx))
-        commanded = is_terminal(sys.stdin)
         if commanded and (how := sampled(described(session.settings.sample, runner.recommended_sample))):
             click.echo(f"({how})", err=True)
         try:
             with _messages(interrupts, not no_history) as messages:
                 for text in messages:
-                    _answer(ctx, session, text, commanded)
+                    _answer(ctx, session, text)
         except Ended:
             pass
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 
 
-def _answer(ctx: click.Context, session: Session, text: str, commanded: bool) -> None:
+def _answer(ctx: click.Context, session: Session, text: str) -> None:
     """Acts on one line: a command, or a message.
 
     On a pipe a conversation that does not fit ends it: nothing behind it could be answered.
@@ -273,12 +273,12 @@ def _answer(ctx: click.Context, session: Session, text: str, commanded: bool) ->
     try:
         if not text.strip():
             return
-        if commanded and is_command(text):
+        if session.has_commands and is_command(text):
             obey(session, text)
         else:
-            session.ask(text.removeprefix("/") if commanded and text.startswith("//") else text)
+            session.ask(text.removeprefix("/") if session.has_commands and text.startswith("//") else text)
     except RlxError as error:
-        if session.is_full and not commanded:
+        if session.is_full and not session.has_commands:
             raise
         show_mistake(ctx, error)
 

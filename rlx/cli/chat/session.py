@@ -215,9 +215,10 @@ _OTHER_NAMES["num-predict"] = "max-tokens"
 
 
 _COMPLETE = ("stop", "stop_string")  # ends of which there is nothing to say
-_ROOM = (
-    "it stays as it is: /undo takes back the last exchange, /clear begins anew; `/set drop-oldest on`, or "
-    "--drop-oldest on the command line, forgets the oldest messages; a larger --max-seq holds more"
+_ROOM_BY_OPTIONS = "--drop-oldest forgets the oldest messages; a larger --max-seq holds more"
+_ROOM_BY_COMMANDS = (
+    "it stays as it is: /undo takes back the last exchange, /clear begins anew, and `/set drop-oldest on` forgets the "
+    "oldest messages; a larger --max-seq at the start holds more"
 )
 _NEARLY_FULL = 10  # warn when less than this part of the context is left
 
@@ -241,6 +242,7 @@ class Session:
         interrupts: handles Ctrl-C.
         bars: progress bars for loading, compiling and prefill.
         conversation: the messages so far.
+        has_commands: whether the user can type commands: not on a pipe.
 
     Attributes:
         last: about the last answer; None before the first.
@@ -254,7 +256,9 @@ class Session:
         interrupts: Interrupts,
         bars: Bars,
         conversation: Conversation,
+        has_commands: bool = True,
     ) -> None:
+        self.has_commands = has_commands
         self.runner, self.model, self.settings = runner, model, settings
         self.interrupts, self._bars, self.conversation = interrupts, bars, conversation
         self.last: Turn | None = None
@@ -337,7 +341,8 @@ class Session:
         limit = self.runner.max_seq
         left = max(limit - used, 0)
         if left < limit // _NEARLY_FULL and not self.settings.values["drop_oldest"]:
-            click.echo(f"({counted(left, 'token')} of the context left; /undo or /clear make room)", err=True)
+            room = "/undo or /clear make room" if self.has_commands else "--drop-oldest makes room"
+            click.echo(f"({counted(left, 'token')} of the context left; {room})", err=True)
 
     def _answerer(self) -> Answerer:
         settings = self.settings
@@ -363,7 +368,7 @@ class Session:
         self.is_full = count > most
         if self.is_full:
             what = f"the conversation with this message has {count} tokens, and the context holds {most}"
-            raise PromptError(what, hint=_ROOM)
+            raise PromptError(what, hint=_ROOM_BY_COMMANDS if self.has_commands else _ROOM_BY_OPTIONS)
         return self.runner.checked_prompt(prompt)
 
     def _fits(self, messages: list[Message], spare: bool) -> bool:
