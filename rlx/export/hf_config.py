@@ -95,7 +95,7 @@ def _check_rope(config: TextConfig) -> None:
     rope, arch = config.model.rope, config.arch
     if rope.llama3 is not None and arch not in ("llama", "exaone4"):
         config.unsupported("rope_type", "llama3", f"GGUF files of {arch} have no place for its divisors")
-    if rope.long is not None and arch != "phi3":
+    if rope.long is not None and arch not in ("phi3", "minicpm"):
         config.unsupported("rope_type", "longrope", f"GGUF files of {arch} have no place for its factors")
     if rope.turning is not None and arch != "gemma4":
         config.unsupported("rope_type", "proportional", f"readers of GGUF files of {arch} compute otherwise")

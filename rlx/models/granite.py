@@ -1,13 +1,15 @@
 """Granite 3 and 4: dense, with experts, with a shared expert, and with Mamba-2 in place of attention in most layers.
 
 A family file: the equations of one decoder, top to bottom, and what its files say. It is llama with factors on the
-embeddings, the residual branches, the scores and the logits. Source: the published implementation in transformers.
+embeddings, the residual branches, the scores and the logits; so is MiniCPM (arXiv 2404.06395), in other words. Source:
+the published implementation in transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 from typing import Any
 
 from rlx.ir import ops
@@ -58,6 +60,16 @@ def _spelled(keys: Keys) -> dict[str, Any]:
     return found
 
 
+def _of_minicpm(keys: Keys) -> dict[str, float]:
+    """The factors by the names of Granite: the depth and the width of the model are in two of them."""
+    layers, hidden = keys.integer("num_hidden_layers", (1, 1024)), keys.integer("hidden_size", WIDTH)
+    return {
+        "embedding_multiplier": keys.number("scale_emb", FACTOR, 1.0),
+        "residual_multiplier": keys.number("scale_depth", FACTOR, 1.0) / sqrt(layers),
+        "logits_scaling": hidden / keys.integer("dim_model_base", WIDTH, 1),
+    }
+
+
 _POSITIONS = "position_embedding_type"
 _EXPERTS = (
     Row("ffn_gate_inp", "block_sparse_moe.router.layer"),
@@ -85,6 +97,13 @@ _MOE = replace(
 )
 ARCHITECTURES = {
     "granite": _GRANITE,
+    "minicpm": replace(
+        _GRANITE,
+        names=Table((*LAYER, *PRE_NORMS, *MOE)),
+        model_types=("minicpm",),
+        experts="may",
+        hf_spelling=_of_minicpm,
+    ),
     "granitemoe": _MOE,
     "granitehybrid": replace(
         _MOE,

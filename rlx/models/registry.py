@@ -38,12 +38,16 @@ FILES: dict[str, tuple[str, str]] = {
     "olmoe": ("olmoe minimax-m2", "olmoe minimax_m2"),
     "hunyuan": ("hunyuan-dense hunyuan-moe", "hunyuan_v1_dense hunyuan_v1_moe"),
     "glm4": ("glm4 glm4moe", "glm4 glm4_moe"),
+    "ling": ("bailingmoe2", "bailing_moe bailing_moe_v2"),
     "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
     "deepseek": ("deepseek2", "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v2"),
     "cohere": ("command-r cohere2", "cohere cohere2"),
     "starcoder2": ("starcoder2", "starcoder2"),
-    "granite": ("granite granitemoe granitehybrid", "granite granitemoe granitemoeshared granitemoehybrid"),
+    "granite": (
+        "granite minicpm granitemoe granitehybrid",
+        "granite minicpm granitemoe granitemoeshared granitemoehybrid",
+    ),
     "nemotron_h": ("nemotron_h nemotron_h_moe", "nemotron_h"),
 }
 

@@ -28,7 +28,7 @@ HUB_STYLE = sorted(
 TOLERANCE = {"gemma4-e2b": 3e-5}
 
 # The logits of further ones are compared in `test_hybrids.py`, and with an image in `tests/runners/test_seeing.py`.
-OTHERS = {"lfm2moe", "nemotron_h_moe", "qwen3vl", "qwen3vlmoe"}
+OTHERS = {"minicpm", "lfm2moe", "nemotron_h_moe", "qwen3vl", "qwen3vlmoe"}
 
 RECURRENT = ("s", "conv_q", "conv_k", "conv_v")
 

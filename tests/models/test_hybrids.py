@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,30 @@ def test_older_files_of_qwen_3_next_have_one_projection(goldens: Path, tmp_path:
 
     done = convert(source, tmp_path / "new.gguf", "F32")
     assert_same(logits_of(rewrite(done.path, tmp_path / "old.gguf", older), TOKENS), logits_of(done.path, TOKENS))
+
+
+# -- MiniCPM ----------------------------------------------------------------------------------------------------------
+
+
+def test_minicpm_has_the_equations_of_granite(goldens: Path, tmp_path: Path) -> None:
+    """Two of its factors are in the depth and the width; the scores have the usual one."""
+    source = goldens / "granite" / "hf"
+    granite = json.loads((source / "config.json").read_text())
+    layers, hidden = granite["num_hidden_layers"], granite["hidden_size"]
+    usual = (hidden // granite["num_attention_heads"]) ** -0.5
+    expected = logits_of(checkpoint(source, tmp_path / "granite", lambda _: None, attention_multiplier=usual), TOKENS)
+    words = {
+        "model_type": "minicpm",
+        "scale_emb": granite["embedding_multiplier"],
+        "scale_depth": granite["residual_multiplier"] * sqrt(layers),
+        "dim_model_base": round(hidden / granite["logits_scaling"]),
+    }
+    removed = dict.fromkeys(key for key in granite if key.endswith("multiplier") or key == "logits_scaling")
+    folder = checkpoint(source, tmp_path / "minicpm", lambda _: None, **words, **removed)
+    assert_same(logits_of(folder, TOKENS), expected)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder)
+    assert_same(logits_of(convert(folder, tmp_path / "model.gguf", "F32").path, TOKENS), expected)
 
 
 # -- experts ----------------------------------------------------------------------------------------------------------
