@@ -42,12 +42,12 @@ class Closing:
 
 
 @contextmanager
-def closed_on_error(owner: Closable) -> Iterator[None]:
-    """Closes `owner` if the block raises."""
+def on_error(release: Callable[[], object]) -> Iterator[None]:
+    """Calls `release` if the block raises, as in `with on_error(file.close):`."""
     try:
         yield
     except BaseException:
-        owner.close()
+        release()
         raise
 
 

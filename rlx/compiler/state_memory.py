@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.memory import Buffer, Grid, Memory
+from rlx.closing import on_error
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
@@ -254,7 +255,7 @@ class StateMemory:
         self.has_slots = bool(self.strides)
         self.ring_capacity = min((self.table[name].shape[1] for name in self.rings), default=None)
         self.buffers: dict[str, Buffer] = {}
-        try:
+        with on_error(self.close):
             for name, state in self.table.items():
                 slots = extents["SLOTS"] if name in self.strides else 1
                 if state.kind in ("full", "ring"):
@@ -262,9 +263,6 @@ class StateMemory:
                     self.buffers[name] = memory.allocate_cache(slots, heads, state.nbytes // heads)
                 else:
                     self.buffers[name] = memory.allocate(slots * state.nbytes, huge=name in self.recurrent)
-        except BaseException:
-            self.close()
-            raise
         # Made once, because prompts that share a beginning copy a page each.
         self._full_pages = {name: self._pages_of(name) for name in self.full} if paged else {}
 

@@ -20,6 +20,7 @@ import numpy as np
 from rlx import compiler, text, vision, weights
 from rlx.backends.device import Workers
 from rlx.backends.memory import Values
+from rlx.closing import on_error
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
 from rlx.compiler.tensors import Tensors
@@ -142,7 +143,7 @@ class Engine:
         self._programs = Programs(plan.graph, setup, self._compiler, *places, placed=placed, host=host)
         self.tables = self._programs.tables
         self._compile_ahead(ahead)
-        try:
+        with on_error(partial(self.close, keep_file=True)):
             if mmproj is not None:  # whoever names one has images: what is wrong is said now
                 _ = self.vision
             self._workers = self._compiler.workers(setup.threads)
@@ -169,9 +170,6 @@ class Engine:
             self.step, self.compute = self.model_runner.step, self.model_runner.compute
             self.check_fits, self.open_sequence = self.pool.check_fits, self.pool.open
             self.model_runner.adapters = None if plan.adapters is None else plan.adapters.low_rank
-        except BaseException:
-            self.close(keep_file=True)
-            raise
 
     @classmethod
     @method_takes_options(EngineOptions)
@@ -187,11 +185,8 @@ class Engine:
             ModelFileError and its subclasses: the file cannot be used.
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
-        try:
+        with on_error(loader.close):
             return cls.of(loader, options)
-        except BaseException:
-            loader.close()
-            raise
 
     @classmethod
     def of(cls, loader: WeightLoader, options: EngineOptions) -> Engine:
@@ -206,15 +201,12 @@ class Engine:
             engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj, template)
         given = options.image_cache_bytes
         kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
-        try:
+        with on_error(partial(engine.close, keep_file=True)):
             engine.images = ImageInput(
                 lambda: engine.vision, engine.config.arch, options.image_options(), kept, STALL_MS / 1000
             )
             if options.load:
                 engine.load()
-        except BaseException:
-            engine.close(keep_file=True)
-            raise
         return engine
 
     def _limits(self) -> Limits:
@@ -329,11 +321,8 @@ class Engine:
         """
         kv.sequence_snapshot.check_snapshot(self.pool, snapshot, self._identity, self._path, self.model_runner.limits)
         sequence = self.pool.open()
-        try:
+        with on_error(sequence.discard):
             kv.sequence_snapshot.restore(sequence, snapshot)
-        except BaseException:
-            sequence.discard()
-            raise
         return sequence
 
     def prompt_embeddings(self, count: int, embeds: Any, bias: Any = None) -> PromptEmbeddings:

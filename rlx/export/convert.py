@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlx.arguments import did_you_mean
-from rlx.closing import closed_on_error
+from rlx.closing import on_error
 from rlx.errors import (
     ArgumentError,
     ConfigError,
@@ -267,7 +267,7 @@ def open_checkpoint(source: str | os.PathLike[str]) -> ExportModel:
         ModelFileError: there is no checkpoint; see `convert`.
     """
     loader = _open_safetensors(source)
-    with closed_on_error(loader):
+    with on_error(loader.close):
         return model_from_hf(loader)
 
 

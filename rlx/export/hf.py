@@ -13,7 +13,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
-from rlx.closing import closed_on_error
+from rlx.closing import on_error
 from rlx.errors import UnsupportedModelError
 from rlx.export.hf_config import GgufType, Metadata, TextConfig, Writer, metadata_from_config
 from rlx.export.hf_tensors import (
@@ -216,7 +216,7 @@ def open_model(path: str | os.PathLike[str]) -> ExportModel:
         TokenizerError: a checkpoint's tokenizer is missing, or GGUF cannot represent it.
     """
     source = open_weights(path)
-    with closed_on_error(source):
+    with on_error(source.close):
         return model_from_gguf(source) if isinstance(source, GgufFile) else model_from_hf(source)
 
 

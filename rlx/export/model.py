@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import env
-from rlx.closing import Closing
+from rlx.closing import Closing, on_error
 from rlx.errors import (
     ArgumentError,
     ConfigError,
@@ -348,14 +348,11 @@ def _start(
     for tensor in plan:
         kind = GGMLQuantizationType(tensor.dtype.ggml or 0)
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind)
-    try:
+    with on_error(writer.close):
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         writer.write_padding(_file(writer), _file(writer).tell())
-    except BaseException:
-        writer.close()
-        raise
     return writer
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlx import runners, weights
 from rlx.arguments import did_you_mean
+from rlx.closing import on_error
 from rlx.engine.opening.options import RunnerOptions, takes_options
 from rlx.engine.opening.setup import choose_model, open_with
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
@@ -135,11 +136,8 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> M
         path = choose_model(path, options.profile).path
     with span("open the file", "open", path=str(path)):
         loader = open_with(path, options.config)
-    try:
+    with on_error(loader.close):
         if is_encoder(loader):
             return cast(Model, runners.EncoderRunner.from_path(loader, **vars(replace(options, config=None))))
         runner = runner_class(loader)
-    except BaseException:
-        loader.close()
-        raise
     return runner.from_path(loader, **vars(replace(options, config=None)))

@@ -18,7 +18,7 @@ import numpy as np
 from rlx import arguments, engine, grammar
 from rlx.arguments import can_iterate, known_arguments, several
 from rlx.backends import Device
-from rlx.closing import Closing
+from rlx.closing import Closing, on_error
 from rlx.engine import speculation
 from rlx.engine.images import ImageInput
 from rlx.engine.loop.handle import Generation, Handle, OnToken, RequestGroup, Step, Stream
@@ -461,11 +461,8 @@ def generated(runner: LmRunner, request: Request, on_token: OnToken | None = Non
     late = None if runner._streams else on_token
     handle = planned(runner, request, None if late else on_token, has_texts=request.top_logprobs is not None)
     submitted(runner, handle, keeps=True)
-    try:
+    with on_error(handle.abort):
         found = handle.result()
-    except BaseException:
-        handle.abort()
-        raise
     if late is not None:
         for token in found:
             late(token)

@@ -16,7 +16,7 @@ import numpy as np
 from rlx import runners
 from rlx.arguments import did_you_mean, flag, several, whole
 from rlx.arguments import text as checked_text
-from rlx.closing import Closing
+from rlx.closing import Closing, on_error
 from rlx.engine.encoder import Encoder, Rows, Text
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.setup import open_with, tokenizer_of
@@ -77,11 +77,8 @@ class EncoderRunner(Closing):
             ArgumentError, ProfileError, TargetError: an option is out of its range.
         """
         loader = open_with(path, None)
-        try:
+        with on_error(loader.close):
             found = cls(Encoder(loader, options), options.max_seq)
-        except BaseException:
-            loader.close()
-            raise
         if options.compile_ahead:
             found._score(found._pairs("", [""], None)) if found.is_reranker else found.embed("", pooling="mean")
         return found

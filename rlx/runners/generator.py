@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rlx import env
 from rlx.arguments import bound, check_arguments, whole
-from rlx.closing import Closing
+from rlx.closing import Closing, on_error
 from rlx.engine.engine import Engine
 from rlx.engine.loop.handle import OnToken, says_stop
 from rlx.engine.loop.loop import EngineLoop
@@ -416,11 +416,8 @@ class TokenGenerator(TokenHistory):
         check_arguments(where, options, ("config", *options_of(EngineOptions)))
         chosen = EngineOptions(**{"load": False, **options})
         loader = open_with(source, config)
-        try:
+        with on_error(loader.close):
             return cls(loader, chosen, include_mtp)
-        except BaseException:
-            loader.close()
-            raise
 
     # ---------------------------------------------------------------------------------------------- profiles
 

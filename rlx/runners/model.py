@@ -15,6 +15,7 @@ import numpy as np
 
 from rlx import arguments, env, runners
 from rlx import engine as engines
+from rlx.closing import on_error
 from rlx.engine.loop.handle import Generation, OnToken, Step, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.loop.room import KeptSequence
@@ -137,11 +138,8 @@ class Model(LmRunner):
             ArgumentError, ProfileError, TargetError: an option is out of its range.
         """
         engine = open_engine(path if options.config is None else open_with(path, options.config), options)
-        try:
+        with on_error(engine.close):
             return cls(engine, **options.runner())
-        except BaseException:
-            engine.close()
-            raise
 
     # -- the model ----------------------------------------------------------------------------------------------------
 

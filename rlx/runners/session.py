@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rlx.closing import on_error
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.handle import Step, candidate, likeliest
@@ -68,13 +69,10 @@ class Session:
         prompt = ids if self._shared else ()
         yield from _read(self._engine, prompt, embeddings)
         sequence = self._engine.open_sequence(prompt, embeddings, shared=self._shared)
-        try:
+        with on_error(sequence.discard):
             self.reused += len(sequence)
             last = yield from last_logits(self._engine, sequence, ids, self._loop)
             logits = check_finite(last, where)
-        except BaseException:
-            sequence.discard()
-            raise
         self._put(sequence, len(ids))
         return logits
 

@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlx import platform
-from rlx.closing import closed_on_error
+from rlx.closing import on_error
 from rlx.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, number)
-        with closed_on_error(found):
+        with on_error(found.close):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if family == socket.AF_INET6 and host == "::":

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from rlx import platform
-from rlx.closing import closed_on_error
+from rlx.closing import on_error
 from rlx.errors import ImageError, MultimodalError
 from rlx.vision import decode
 from rlx.vision.image import Image
@@ -234,7 +234,7 @@ def _connected(addresses: Sequence[Address], port: int, host: str, tls: bool, en
     for address in addresses:
         try:
             sock = socket.create_connection((str(address), port), timeout=_left(end))
-            with closed_on_error(sock):
+            with on_error(sock.close):
                 sock = context.wrap_socket(sock, server_hostname=host) if context else sock
         except OSError as error:
             failure = error

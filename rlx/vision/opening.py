@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from rlx.closing import closed_on_error
+from rlx.closing import on_error
 from rlx.errors import ModelFileError, MultimodalError, RlxError
 from rlx.models.config import ModelConfig
 from rlx.models.vision_config import VISION_FAMILIES, VisionConfig, vision_from_gguf, vision_from_hf
@@ -83,7 +83,7 @@ class Vision:
 
     def _open(self) -> Tower:
         config, weights = open_tower(self._loader, self._text, self._mmproj)
-        with closed_on_error(weights):
+        with on_error(weights.close):
             return self._make(config, weights)
 
 
@@ -158,7 +158,7 @@ def _fits(loader: WeightLoader, text: ModelConfig, path: Path) -> bool:
 
 def _open_mmproj(loader: WeightLoader, text: ModelConfig, path: MmprojPath) -> tuple[VisionConfig, TowerWeights]:
     file = open_weights(path)
-    with closed_on_error(file):
+    with on_error(file.close):
         if file.format != "gguf":
             hint = "give the mmproj-*.gguf of the model"
             raise MultimodalError("this is no mmproj file but a safetensors checkpoint", where=file.path, hint=hint)

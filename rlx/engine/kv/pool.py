@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from rlx.backends.memory import Memory
+from rlx.closing import on_error
 from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.engine.kv.prefix import Checkpoint, PageAllocator, PrefixIndex, page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
@@ -251,11 +252,8 @@ class CachePool:
         self.opened[id(sequence)] = sequence
         if not begins:
             return sequence
-        try:
+        with on_error(sequence.discard):
             sequence.begin_with(prompt)
-        except BaseException:
-            sequence.discard()
-            raise
         if counts:
             self.asked += len(prompt)
             self.hit += sequence.done

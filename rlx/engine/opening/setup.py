@@ -24,6 +24,7 @@ from rlx import demo, engine, models, text, vision, weights
 from rlx.arguments import whole
 from rlx.backends import Device, DeviceWarning, backend, is_auto, warn_of_cpu
 from rlx.backends.device import Backend, Target
+from rlx.closing import on_error
 from rlx.compiler.compile import worker_count
 from rlx.compiler.state_memory import Sizes
 from rlx.compiler.state_memory import kv_dtype as cache_type
@@ -153,11 +154,8 @@ def open_with(source: str | PathLike[str] | WeightLoader, config: Config | None)
         if model_format(path) == "safetensors":
             return open_weights(path, config=config)
     loader = source if isinstance(source, WeightLoader) else open_weights(source)
-    try:
+    with on_error(loader.close):
         _check(loader, config)
-    except BaseException:
-        loader.close()
-        raise
     return loader
 
 

@@ -21,6 +21,7 @@ from rlx.backends import backend
 from rlx.backends.device import Backend, Workers
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Observer, Program
+from rlx.closing import on_error
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
 from rlx.compiler.state_memory import StateMemory
 from rlx.engine.opening.options import BATCH
@@ -477,11 +478,8 @@ class Programs:
         start, compiles = time.perf_counter(), len(self._compiler.compiled)
         program, code_bytes = self._instance(spec)
         if spec.verifies:
-            try:
+            with on_error(program.close):
                 then, more = self._instance(spec.advancing)
-            except BaseException:
-                program.close()
-                raise
             program.lead(then)
             code_bytes += more
         fresh = len(self._compiler.compiled) != compiles

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from math import ceil
 from typing import TYPE_CHECKING
 
 from rlx import env
+from rlx.closing import on_error
 from rlx.compiler.compile import Progress
 from rlx.compiler.state_memory import Sizes
 from rlx.engine.kv.sequence import Sequence
@@ -109,11 +110,8 @@ class DraftModel:
         check_vocabulary(engine.tokenizer, tokenizer_of(loader), str(loader.path))
         made = type(engine)(plan, progress, ahead=expected_programs(env.compile_ahead(), plan.setup))
         made.ahead.is_busy, made.ahead.is_over = lambda: engine.ahead.is_busy(), lambda: engine.ahead.is_over()
-        try:
+        with on_error(partial(made.close, keep_file=True)):
             made.load()
-        except BaseException:
-            made.close(keep_file=True)
-            raise
         return cls(made, engine.model_runner.limits.ids, _bytes(loader) / _bytes(engine.weights.loader))
 
     def drafts(self, sequence: Sequence, ids: list[int], salt: str, counters: Counters) -> ModelDrafts | None:

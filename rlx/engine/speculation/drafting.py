@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rlx import models
+from rlx.closing import on_error
 from rlx.compiler.compile import Progress
 from rlx.compiler.tensors import Tensors
 from rlx.engine import speculation
@@ -55,7 +56,7 @@ def open_drafting(
         return HeadDrafting(engine, lambda parts: mtp_head(*of_engine))
     loader = open_weights(name.removeprefix(PATH))
     opening: Callable[[ExitStack], DraftHead]
-    try:
+    with on_error(loader.close):
         kind = head_kind(loader)
         if kind is None:
             return speculation.draft_model.DraftModel.of(loader, engine, setup, progress)
@@ -64,9 +65,6 @@ def open_drafting(
             opening = speculation.gemma4.opening(*of_model, engine.model_runner)
         else:
             opening = speculation.eagle3.opening(*of_model, number)
-    except BaseException:
-        loader.close()
-        raise
     return HeadDrafting(engine, opening, loader)
 
 
