@@ -42,11 +42,6 @@ class Aarch64(Isa):
         if target.has("dotprod") and not self._plain:
             self.product_rows = 2 if target.has("i8mm") else 1
 
-    def span(self, bits: int) -> int:
-        if not self.sums_pairs:
-            return 1
-        return {2: 8, 3: 8, 4: 8, 5: 4, 6: 2}.get(bits, 1)  # so that span * 2 * (2^bits - 1) * 127 < 2^15
-
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
         if self._plain:
             return super().dot_step(e, acc, code, x)

@@ -86,8 +86,8 @@ class Isa:
     # -- int8 dot products --------------------------------------------------------------------------------------------
 
     def span(self, bits: int) -> int:
-        """Number of steps over codes of `bits` bits whose sums of pairs fit 16 bits together."""
-        return 1
+        """Number of steps over codes of `bits` bits whose sums of pairs fit 16 bits together; 1 without such sums."""
+        return {2: 8, 3: 8, 4: 8, 5: 4, 6: 2}.get(bits, 1) if self.sums_pairs else 1  # span 2 (2^bits - 1) 127 < 2^15
 
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
         """acc i32 [dot_bytes / 4] + the sums of four neighbouring products of codes and activations [dot_bytes]."""

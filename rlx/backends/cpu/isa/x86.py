@@ -40,11 +40,6 @@ class X86(Isa):
         self.sums_pairs = self.signed_codes = self.moves_signs = not has_vnni and not self._plain
         self.dot_bytes = 64 if target.has_vnni512 or self._plain or (self.sums_pairs and self._wide) else 32
 
-    def span(self, bits: int) -> int:
-        if not self.sums_pairs:
-            return 1
-        return {2: 8, 3: 8, 4: 8, 5: 4, 6: 2}.get(bits, 1)  # so that span * 2 * (2^bits - 1) * 127 < 2^15
-
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
         if self._plain:
             return super().dot_step(e, acc, code, x)

@@ -125,20 +125,23 @@ def repack_k_head(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, kee
     spread(u32(((c >> u32(4)) & u32(0x0F0F0F0F)) | top_b), out, first + 4 * step + 16, step)
 
 
-def repack_k_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
-    """The low four bits of Q4_K and Q5_K. 32 bytes hold one sub-block in low nibbles, the next one in high nibbles."""
+def repack_nibble_pairs(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, apart: int, keep: Scalar) -> None:
+    """The low four bits of each element. 32 bytes hold one sub-block in low nibbles, and in high ones another.
+
+    The other one comes `apart` sub-blocks later. Packed sub-blocks are `step` bytes apart.
+    """
     for pair in range(4):
         for j in range(4):
             a = word(raw, at + pair * 32 + j * 4, keep)
             b = word(raw, at + pair * 32 + 16 + j * 4, keep)
-            first = to + 96 + pair * 2 * step + j * 64 + row * 4
+            first = to + (pair + pair // apart * apart) * step + j * 64 + row * 4
             store_u32(out, first, join_nibbles(a, b))
-            store_u32(out, first + step, join_nibbles(u32(a >> u32(4)), u32(b >> u32(4))))
+            store_u32(out, first + apart * step, join_nibbles(u32(a >> u32(4)), u32(b >> u32(4))))
 
 
 def repack_q4_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     repack_k_head(raw, at, out, to, row, 288, keep)
-    repack_k_nibbles(raw, at + 16, out, to, row, 288, keep)
+    repack_nibble_pairs(raw, at + 16, out, to + 96, row, 288, 1, keep)
 
 
 def repack_crumbs(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
@@ -169,7 +172,7 @@ def repack_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: 
 
 def repack_q5_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     repack_k_head(raw, at, out, to, row, 352, keep)
-    repack_k_nibbles(raw, at + 48, out, to, row, 352, keep)
+    repack_nibble_pairs(raw, at + 48, out, to + 96, row, 352, 1, keep)
     for sub in range(8):
         repack_bits(raw, at + 16, out, to + 64 + sub * 352 + 288, row, sub, keep)
 
@@ -205,13 +208,7 @@ def repack_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) ->
         first = to + 32 + sub * 416 + row
         out[first] = u8(raw[at + 192 + sub * 2] & keep)
         out[first + 16] = u8(raw[at + 193 + sub * 2] & keep)
-    for pair in range(4):  # 32 bytes hold sub-block s in low nibbles and sub-block s + 2 in high nibbles
-        for j in range(4):
-            a = word(raw, at + pair * 32 + j * 4, keep)
-            b = word(raw, at + pair * 32 + 16 + j * 4, keep)
-            first = to + 64 + (pair + (pair & 2)) * 416 + j * 64 + row * 4
-            store_u32(out, first, join_nibbles(a, b))
-            store_u32(out, first + 832, join_nibbles(u32(a >> u32(4)), u32(b >> u32(4))))
+    repack_nibble_pairs(raw, at, out, to + 64, row, 416, 2, keep)
     repack_crumbs(raw, at + 128, out, to + 320, row, 416, keep)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.rows.quantize import PREPARE, ROW_SIZE, WIDTH, row_holes
+from rlx.backends.cpu.kernels.rows.reduce import part_sum
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import ACTIVATIONS, F32
 from rlx.scalars import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, f32, fastmath, sqrt
@@ -70,14 +71,6 @@ def biased_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean:
 
 
 @fastmath(*SUM_FLAGS)
-def sum_of_row(x: Ptr, start: int, stop: int) -> Scalar:
-    total = f32(0.0)
-    for i in range(start, stop):
-        total += x[i]
-    return total
-
-
-@fastmath(*SUM_FLAGS)
 def sum_of_centred_squares(x: Ptr, start: int, stop: int, mean: Scalar) -> Scalar:
     total = f32(0.0)
     for i in range(start, stop):
@@ -90,7 +83,7 @@ def no_mean(x: Ptr, src: int, width: int) -> Scalar:
 
 
 def mean_of_row(x: Ptr, src: int, width: int) -> Scalar:
-    return sum_of_row(x, src, src + width) / f32(width)
+    return part_sum(x, src, src + width) / f32(width)
 
 
 def norm_factor(x: Ptr, src: int, width: int, eps: float, mean: Scalar) -> Scalar:
