@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_browser import GIVE, Watched, answered, expect, picture, send
+from page_browser import GIVE, NARROW, Watched, answered, expect, picture, send
 from page_double import Double
 
 
@@ -91,3 +91,18 @@ def test_a_foreign_file_brings_nothing_but_known_fields(page: Any) -> None:
     page.set_input_files("#import-file", {"name": "x.json", "mimeType": "application/json", "buffer": buffer})
     expect(page.locator(".answer")).to_have_text("<img src=x>")
     assert page.locator("#messages img").count() == 0
+
+
+def test_a_removal_can_be_taken_back_on_a_phone(browser: Any, double: Double, double_url: str) -> None:
+    watched = Watched(browser, double_url, viewport=NARROW)
+    page = watched.open()
+    send(page, "A title of many words that is as long as titles are, " * 2)
+    answered(page)
+    page.click("#sidebar-toggle")
+    page.locator(".conversation .open").focus()
+    page.keyboard.press("Delete")
+    button = page.get_by_role("button", name="Undo")
+    assert button.bounding_box()["width"] > button.bounding_box()["height"], "one line"
+    button.click()
+    expect(page.locator(".bubble")).to_be_visible()
+    watched.close()

@@ -117,3 +117,15 @@ def test_one_of_several_models(page: Any, double: Double) -> None:
     double.models = ["double"]  # what a browser remembers may be gone
     page.reload()
     expect(page.locator("#model")).to_have_text("double")
+
+
+def test_a_text_file(page: Any, double: Double) -> None:
+    """It stands before what is typed, which is the title. A long message leaves room for its answer."""
+    lines = "one `` line\n" * 500
+    page.set_input_files("#attach-file", {"name": "a.txt", "mimeType": "text/plain", "buffer": lines.encode()})
+    send(page, "Read this.")
+    expect(answered(page)).to_be_visible()
+    assert double.requests[0]["messages"][0]["content"] == f"a.txt:\n```txt\n{lines}```\n\nRead this."
+    expect(page.locator("#title")).to_have_text("Read this.")
+    assert page.locator(".bubble").bounding_box()["height"] < 450
+    expect(page.locator(".bubble")).to_be_in_viewport()

@@ -10,7 +10,7 @@ const MAX_TEXT = 1 << 18; // bytes of a text file; a context holds less
 const AS_THEY_ARE = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
 export class Composer {
-  /** `hooks`: send(text, images), stop(), editLast(), sees() -> whether the model takes images. */
+  /** `hooks`: send(text, images, typed), stop(), editLast(), sees() -> whether the model takes images. */
   constructor(hooks) {
     this.hooks = hooks;
     this.images = [];
@@ -70,7 +70,7 @@ export class Composer {
     }
     const text = [...this.files.map(fenced), this.area.value].filter((part) => part.trim()).join("\n\n");
     if (!text && !this.images.length) return;
-    if (this.hooks.send(text, this.images)) this.setText("");
+    if (this.hooks.send(text, this.images, this.area.value)) this.setText("");
   }
 
   #key(event) {

@@ -46,13 +46,13 @@ export class Conversation {
     return message.parent === null ? this.first : this.messages[message.parent].children;
   }
 
-  /** Adds a message below `parent` (null: at the beginning) and shows it. */
-  add(parent, fields) {
+  /** Adds a message below `parent` (null: at the beginning) and shows it. The first one that is `typed` is the title. */
+  add(parent, fields, typed = fields.text) {
     const message = { id: newId(), parent, children: [], chosen: null, created: Date.now(), ...fields };
     this.messages[message.id] = message;
     (parent === null ? this.first : this.messages[parent].children).push(message.id);
     this.choose(message);
-    if (!this.named && parent === null && message.role === "user") this.title = titleOf(message);
+    if (!this.named && parent === null && message.role === "user") this.title = titleOf(typed.trim() || message.text.trim(), message.images);
     this.updated = Date.now();
     return message;
   }
@@ -67,8 +67,8 @@ export class Conversation {
   }
 }
 
-function titleOf(message) {
-  const line = message.text.trim().split("\n")[0].replace(/\s+/g, " ") || (message.images.length ? "Image" : "Conversation");
+function titleOf(text, images) {
+  const line = text.split("\n")[0].replace(/\s+/g, " ") || (images.length ? "Image" : "Conversation");
   return line.length > MAX_TITLE ? `${line.slice(0, MAX_TITLE - 1)}…` : line;
 }
 

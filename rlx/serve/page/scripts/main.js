@@ -113,11 +113,12 @@ scroller.addEventListener("scroll", () => {
 
 // ---------------------------------------------------------------------------------------------------------- answering
 
-function send(text, images) {
+/** Sends a message; `typed` is its text without that of files. */
+function send(text, images, typed = text) {
   if (!server.ready) return toast("The server does not answer yet.") ?? false;
   if (running.has(current.id) || !settingsAreValid()) return false;
   const last = current.path().at(-1) ?? null;
-  answer(current.add(last?.id ?? null, { role: "user", text, images }));
+  answer(current.add(last?.id ?? null, { role: "user", text, images }, typed));
   return true;
 }
 

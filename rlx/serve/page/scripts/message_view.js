@@ -133,7 +133,7 @@ export class AnswerView extends MessageView {
     const busy = generation !== null && !message.text && !message.calls.length;
     const seconds = message.stats.thinkingMs / 1000;
     this.summary.textContent = busy ? "Thinking…" : seconds >= 1 ? `Thought for ${Math.round(seconds)} s` : "Thought";
-    this.summary.classList.toggle("busy", busy);
+    this.summary.className = busy ? "busy" : "";
     this.thinking.show(message.thinking);
   }
 
