@@ -521,6 +521,6 @@ _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
     "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe,
     "qwen35": _qwen35, "qwen35moe": _qwen35, "qwen3next": _qwen35,
     "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2, "gemma3n": _gemma3n, "gemma4": _gemma4,
-    "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek,
+    "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek, "mistral4": _deepseek,
     "granitehybrid": _mamba, "nemotron_h": _mamba, "smollm3": _smollm3, "exaone4": _exaone4,
 }  # fmt: skip

@@ -65,10 +65,10 @@ def build(
 
 def _growing(layer: Model, x: Node, angles: Angles) -> Node:
     """Attention whose queries grow with their positions."""
-    return attention(layer, x, angles, query_scale=_query_scale(layer))
+    return attention(layer, x, angles, query_scale=query_scale(layer))
 
 
-def _query_scale(model: Model) -> Node | None:
+def query_scale(model: Model) -> Node | None:
     """1 + beta ln(1 + floor(position / original context)) of each token, f32 [SEQ, 1]; None if it is always 1."""
     beta, original = (model.config.own.get(name, 0) for name in ("query_growth", "original_context"))
     if not beta or original >= model.config.context:
@@ -122,6 +122,18 @@ _MINISTRAL_ROPE = {
     "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
 _ROPE = ("rope_parameters", "rope_scaling")
+#: The settings that `query_scale` reads.
+GROWTH = {
+    "query_growth": Key(
+        "attention.temperature_scale", " ".join(f"{each}.llama_4_scaling_beta" for each in _ROPE), CAP, 0.0
+    ),
+    "original_context": Key(
+        "rope.scaling.original_context_length",
+        " ".join(f"{each}.original_max_position_embeddings" for each in _ROPE),
+        (1, 1 << 31),
+        1 << 31,
+    ),
+}
 ARCHITECTURES = {
     "llama": Architecture(
         build,
@@ -151,17 +163,7 @@ ARCHITECTURES = {
         hf_layer_types=False,
         hf_defaults={"rope_parameters": _MINISTRAL_ROPE, "tie_word_embeddings": True},
         experts="may",
-        keys={
-            "query_growth": Key(
-                "attention.temperature_scale", " ".join(f"{each}.llama_4_scaling_beta" for each in _ROPE), CAP, 0.0
-            ),
-            "original_context": Key(
-                "rope.scaling.original_context_length",
-                " ".join(f"{each}.original_max_position_embeddings" for each in _ROPE),
-                (1, 1 << 31),
-                1 << 31,
-            ),
-        },
+        keys=GROWTH,
     ),
     "phi3": Architecture(
         build,

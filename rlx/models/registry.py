@@ -41,7 +41,7 @@ FILES: dict[str, tuple[str, str]] = {
     "ling": ("bailingmoe2", "bailing_moe bailing_moe_v2"),
     "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
-    "deepseek": ("deepseek2", "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v2"),
+    "deepseek": ("deepseek2 mistral4", "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v2 mistral4"),
     "cohere": ("command-r cohere2", "cohere cohere2"),
     "starcoder2": ("starcoder2", "starcoder2"),
     "granite": (
@@ -127,7 +127,7 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("phimoe", "minimax"), _MOE),
     **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
-    **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),
+    **dict.fromkeys(("phi2", "phi", "phi4"), _OTHER),
     **dict.fromkeys(("exaone", "olmo", "nemotron", "chatglm"), _OTHER),
     **dict.fromkeys(("llada", "bonsai"), _OTHER),
     "omnicoder": _OTHER,

@@ -31,7 +31,8 @@ FILES = {  # folder -> its models
     **dict.fromkeys(("gpt-oss", "deepseek-v3", "deepseek-v2", "qwen3next"), ("hf",)),
     **dict.fromkeys(("qwen2moe", "olmoe", "minimax-m2", "dots1", "ernie4.5-moe"), ("hf",)),
     **dict.fromkeys(
-        ("seed-oss", "arcee", "hunyuan", "hunyuan-moe", "command-r", "cohere2", "starcoder2", "ling2"), ("hf",)
+        ("seed-oss", "arcee", "hunyuan", "hunyuan-moe", "command-r", "cohere2", "starcoder2", "ling2", "mistral4"),
+        ("hf",),
     ),
     **dict.fromkeys(("qwen35moe", "gemma4-e2b"), ("model-f16.gguf",)),
 }

@@ -4,6 +4,7 @@ models whose settings its architecture has.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,14 @@ def test_glm_47_flash_is_the_architecture_of_deepseek() -> None:
     assert found.experts == Experts(64, 4, 1536, 1536, scale=1.8, router="sigmoid")
     assert [layer.sparse for layer in found.each] == [False] + [True] * 46
     assert from_hf({**GLM_47_FLASH, "mlp_layer_types": ["dense"] + ["sparse"] * 46}) == found
+
+
+def test_mistral_4_in_a_model_that_sees(goldens: Path) -> None:
+    """Its file names the model around the text part, and how large a part of a head has rope."""
+    text = json.loads((goldens / "mistral4" / "hf" / "config.json").read_text())
+    found = from_hf(text)
+    assert found.own == {"query_growth": 0.1, "original_context": 16} and found.rope.dims == 16
+    assert from_hf({"model_type": "mistral3", "text_config": text, "vision_config": {}}) == found
+    wrong = {**text["rope_parameters"], "partial_rotary_factor": 0.25}
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor' is 0\.25: it is not that of"):
+        from_hf({**text, "rope_parameters": wrong})
