@@ -124,7 +124,8 @@ class Draws:
         for row, choice in zip(rows, choices, strict=True):
             if not choice.opts.is_greedy:
                 choice.numbers[UNIFORM] = self.numbers[step, row]
-        found = self.choose([logits[row] for row in rows], choices)
+        some: Any = logits if len(rows) == len(logits) else [logits[row] for row in rows]
+        found = self.choose(some, choices)
         return [token if is_finite and token >= 0 else NO_TOKEN for token, is_finite, _ in found]
 
 

@@ -89,8 +89,8 @@ def choose(logits: Logits, choice: Choice) -> Chosen:
     return Chosen(token, is_finite, float(surprises(values, choice)[token]) if choice.opts.mirostat else 0.0)
 
 
-#: Chooses a token from each of some rows, float32[vocab], as `choose`. They lie where the device's programs leave them,
-#: or on the host.
+#: Chooses a token from each of some rows, float32[vocab] or an array of them, as `choose`. They lie where the device's
+#: programs leave them, or on the host.
 Choose = Callable[[Sequence[Any], Sequence[Choice]], list[Chosen]]
 
 #: The hint for logits that are NaN or infinite.

@@ -111,6 +111,32 @@ def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
     assert same(fed(engine, again, prompts[3]), alone(engine, prompts[3]))
 
 
+def test_a_prompt_finds_what_open_sequences_have_of_it_and_looks_at_no_others(engine: Engine) -> None:
+    running, inserted = engine.open_sequence(IDS[:9]), list[int]()
+    insert = engine.pool.index.insert
+
+    def counted(keys: Array, table: Array) -> None:
+        inserted.append(len(keys))
+        insert(keys, table)
+
+    engine.pool.index.insert = counted  # type: ignore[method-assign, assignment]
+    fed(engine, running, IDS[:9])
+    other = [IDS[0] + 1, *IDS[1:30]]
+    engine.open_sequence(other).close()
+    assert not inserted, "its first id is another one"
+    engine.open_sequence([*IDS[:6], *other]).close()
+    assert inserted == [9], "it may begin with these"
+    fed(engine, running, IDS[:30])
+    for prompt in ([*IDS[:9], IDS[9] + 1, *IDS[:9]], IDS[:9]):
+        engine.open_sequence(prompt).close()
+        assert inserted == [9], "it ends, or goes on otherwise"
+    longer = engine.open_sequence([*IDS[:30], 5])
+    assert inserted == [9, 30]
+    if not engine.pool.sizes.slot_bytes:
+        assert len(longer) == 30
+    assert same(fed(engine, longer, [*IDS[:30], 5]), alone(engine, [*IDS[:30], 5]))
+
+
 def test_segments_of_every_size_share_a_step(engine: Engine) -> None:
     """A decode row, a prompt's chunk, a short prompt and rows that may be rejected, in one batch."""
     parts = [(IDS[:40], [7]), (IDS[100:130], IDS[130:150]), ([], IDS[200:205]), (IDS[300:309], [1, 2, 3])]

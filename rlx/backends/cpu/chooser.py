@@ -9,13 +9,12 @@ import ctypes
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.device import Builder
 from rlx.sampling.choice import NUMBERS, Choice, Chosen, surprise
-from rlx.sampling.filters import INTERVALS
+from rlx.sampling.filters import INTERVALS, Logits
 
 #: Bytes of a token in each of the kernel's scratch buffers (the last one has a fixed size), the words of a row of the
 #: table, and the numbers found.
@@ -53,12 +52,15 @@ class Chooser:
         self._table[:, 6] = self._found.ctypes.data + self._found.strides[0] * np.arange(rows)
         self._table[:, 7] = vocab
 
-    def __call__(self, rows: Sequence[NDArray[np.float32]], choices: Sequence[Choice]) -> list[Chosen]:
+    def __call__(self, rows: Sequence[Logits] | Logits, choices: Sequence[Choice]) -> list[Chosen]:
         count, vocab = len(rows), len(rows[0])
         if count > self._rows or vocab != self._vocab:
             self._fit(max(count, self._rows), vocab)
         self._numbers[:count] = [choice.numbers for choice in choices]
-        self._table[:count, 0] = [row.ctypes.data for row in rows]
+        if isinstance(rows, np.ndarray):  # quick: to ask each row takes as long as the choice
+            self._table[:count, 0] = rows.ctypes.data + rows.strides[0] * np.arange(count)
+        else:
+            self._table[:count, 0] = [row.ctypes.data for row in rows]
         self._table[:count, 8:] = 0
         for line, choice in zip(self._table, choices, strict=False):
             if (mask := choice.mask) is not None:

@@ -245,7 +245,7 @@ class CachePool:
         """
         begins = shared and len(prompt) > 0
         if begins and self.opened:
-            self.publish()
+            self.publish(prompt)
         if embeddings is not None:
             embeddings = self._fitted(embeddings)
         sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt, adapter=adapter)
@@ -266,10 +266,14 @@ class CachePool:
         """The sequences that somebody refers to and nobody has closed; any thread may ask."""
         return [sequence for ref in self.opened.valuerefs() if (sequence := ref()) is not None]
 
-    def publish(self) -> None:
-        """Adds what the open sequences have computed so far to the prefix index."""
+    def publish(self, prompt: Ids[int] | None = None) -> None:
+        """Adds what the open sequences have computed so far to the prefix index.
+
+        Args:
+            prompt: of those that this may begin with; None for all.
+        """
         for sequence in self._sequences:
-            sequence.publish()
+            sequence.publish(prompt)
 
     def remember(self) -> None:
         """As `publish`, with the states at their ends: before the pool is closed."""

@@ -367,11 +367,19 @@ class Sequence:
         self.ids.extend(prompt[:length])
         self.done = self._published = length
 
-    def publish(self) -> None:
-        """Adds what is computed to the prefix index."""
-        if not self._shared or self.dirty or self.saved or self.done <= self._published:
+    def publish(self, prompt: Ids[int] | None = None) -> None:
+        """Adds what is computed to the prefix index.
+
+        Args:
+            prompt: only if this may begin with it; None for any. Mostly the next id shows that it does not.
+        """
+        at = self._published
+        if not self._shared or self.dirty or self.saved or self.done <= at:
             return
-        if self.embeddings is not None and self.embeddings.bias is not None:
+        if self.embeddings is None:  # ids of images say nothing
+            if prompt is not None and (len(prompt) <= at or prompt[at] != self.ids[at]):
+                return
+        elif self.embeddings.bias is not None:
             return  # rows see later ones, so a prefix of it is no prefix
         self.memory.own_from = max(self.memory.own_from, self.done)  # others rely on what is before it
         self.pool.index.insert(keys_of(self.ids[: self.done], self.embeddings, self._salt), self.memory.pages)
