@@ -242,6 +242,13 @@ def path(name: str, value: Any) -> Path:
         raise ArgumentError(f"{found!r} is no path on this system", where=name) from error
 
 
+def no_path(owner: type, value: Any) -> None:
+    """Refuses a path where an opened model is expected: `Qwen3Runner("model.gguf")`."""
+    if isinstance(value, str | os.PathLike):
+        hint = f"Write {owner.__name__}.from_path({os.fspath(value)!r})."
+        raise ArgumentError("a path is opened by from_path", where=owner.__name__, hint=hint)
+
+
 def function(name: str, value: Any) -> Any:
     """`value`, which can be called; else `ArgumentError`."""
     if not callable(value):

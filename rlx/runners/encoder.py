@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from rlx import runners
-from rlx.arguments import did_you_mean, flag, several, whole
+from rlx.arguments import did_you_mean, flag, no_path, several, whole
 from rlx.arguments import text as checked_text
 from rlx.closing import Closing, on_error
 from rlx.engine.encoder import Encoder, Rows, Text
@@ -57,6 +57,7 @@ class EncoderRunner(Closing):
     slots, supports_multimodal, recommended_sample = 1, False, None
 
     def __init__(self, encoder: Encoder, max_seq: int | None = None) -> None:
+        no_path(type(self), encoder)
         self._encoder, self._plan = encoder, encoder.plan
         self.adapters = () if self._plan.adapters is None else tuple(self._plan.adapters.numbers)
         self.max_seq = min(self._plan.config.context, max_seq or self._plan.config.context)

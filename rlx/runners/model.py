@@ -63,7 +63,7 @@ class Model(LmRunner):
             milliseconds.
 
     Raises:
-        ArgumentError: `speculative` is unknown.
+        ArgumentError: `speculative` is unknown, or `engine` is a path, which `from_path` opens.
         UnsupportedModelError: the engine holds a model of another family.
     """
 
@@ -87,6 +87,7 @@ class Model(LmRunner):
         slots: int = SLOTS,
         stall_ms: float = STALL_MS,
     ) -> None:
+        arguments.no_path(type(self), engine)
         config = engine.config
         if self.FAMILY not in (None, config.family):
             raise UnsupportedModelError(

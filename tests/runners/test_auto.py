@@ -109,6 +109,12 @@ def test_the_wrong_family_s_runner_gives_its_engine_back(opened: Opened, goldens
     assert opened.engines[0].closed
 
 
+@pytest.mark.parametrize("runner", [Llama32Runner, rlx.Qwen3Runner, rlx.EncoderRunner])
+def test_a_path_in_place_of_an_opened_model_names_from_path(runner: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"Write {runner.__name__}\.from_path\('model\.gguf'\)"):
+        runner(Path("model.gguf"))
+
+
 @pytest.mark.parametrize("arch", ["minimax", "llama4", "chatglm", "phi2"])
 def test_a_known_architecture_that_is_not_there_yet(tmp_path: Path, opened: Opened, arch: str) -> None:
     said = rf"model\.gguf: the architecture '{arch}' \(general\.architecture\) is known but not supported yet: .*"
