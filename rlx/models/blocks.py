@@ -134,7 +134,7 @@ def attention(
 
     Args:
         norms: of q and k before the rotation: "heads" for one of each head, "optional" if the file has them, "whole"
-            for one over all heads together; "turned" for one of each head after the rotation.
+            for one over all heads together; "after_rope" for one of each head after the rotation.
         value_norms: normalizes v per head, without a weight.
         gated: multiplies the result by the sigmoid of a projection of x.
         query_scale: factor of each token's queries, [SEQ, 1].
@@ -148,7 +148,7 @@ def attention(
     if here.source == model.layer:
         model.caches[model.layer] = _keys_values(model, x, rope, norms, value_norms)
     y = ops.attention(
-        _turned(model, q, "attn_q", rope, norms),
+        _rotated(model, q, "attn_q", rope, norms),
         *model.caches[here.source],
         scale=config.attention_scale,
         window=here.window,
@@ -169,7 +169,7 @@ def _keys_values(model: Model, x: Node, rope: Node | None, norms: str, value_nor
         k = norm(model, k, "attn_k_norm")
     if value_norms:
         v = ops.rms_norm(v, eps=model.config.eps)
-    return cached(model, "k", _turned(model, k, "attn_k", rope, norms)), cached(model, "v", v)
+    return cached(model, "k", _rotated(model, k, "attn_k", rope, norms)), cached(model, "v", v)
 
 
 def _heads(model: Model, x: Node, name: str, heads: int, norms: str = "", scale: Node | None = None) -> Node:
@@ -189,10 +189,10 @@ def _heads(model: Model, x: Node, name: str, heads: int, norms: str = "", scale:
     return norm(model, y, weight) if norms == "heads" else y
 
 
-def _turned(model: Model, x: Node, name: str, rope: Node | None, norms: str) -> Node:
+def _rotated(model: Model, x: Node, name: str, rope: Node | None, norms: str) -> Node:
     """Queries or keys with rope, if the layer has it, and with norms behind it."""
     y = x if rope is None else ops.rope(x, rope, style=model.config.rope_style)
-    return norm(model, y, f"{name}_norm") if norms == "turned" else y
+    return norm(model, y, f"{name}_norm") if norms == "after_rope" else y
 
 
 # -- feed-forward -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def _without_head_norms(keys: Keys) -> dict[str, Any]:
     return {}
 
 
-def _windows_have_rope(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """Layers with a window have rope; in a model without windows no layer has."""
     return [window is not None for window in windows]
 
@@ -63,7 +63,7 @@ ARCHITECTURES = {
         model_types=("cohere2",),
         gguf_period=4,
         hf_sliding=every_nth_is_full(4),
-        rope_layers=_windows_have_rope,
+        rope_layers=_rope_layers,
         hf_spelling=None,
         hf_defaults={**_COMMAND_R.hf_defaults, "sliding_window": 4096},
     ),

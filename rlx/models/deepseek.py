@@ -28,15 +28,15 @@ _EPS = 1e-6  # of the norms of latent vectors, whatever the others have
 
 def _attention(layer: Model, x: Node, angles: Angles) -> Node:
     """q = [rope(q_r) | q_n W_k] of each head over [rope(k_r) | c] for all, whose mixes of c become values by W_v."""
-    config, sizes, turn = layer.config, layer.config.latent, angles[layer.config.rope]
+    config, sizes, rotary = layer.config, layer.config.latent, angles[layer.config.rope]
     assert sizes is not None
     rope, heads = sizes.rope, config.heads
     q, name = x, "attn_q"
     if sizes.queries:
         q, name = norm(layer, linear(layer, x, "attn_q_a", sizes.queries), "attn_q_a_norm", _EPS), "attn_q_b"
     q = linear(layer, q, name, heads * (sizes.plain + rope))
-    if (growth := llama.query_scale(layer)) is not None:
-        q = q * growth
+    if (query_scale := llama.query_scale(layer)) is not None:
+        q = q * query_scale
     q = ops.reshape(q, [SEQ, heads, sizes.plain + rope])
     plain, turning = ops.slice(q, 0, sizes.plain, axis=2), ops.slice(q, sizes.plain, sizes.plain + rope, axis=2)
     q = ops.concat(turning, linear_of_heads(layer, plain, "attn_k_b", sizes.keys), axis=2)
@@ -45,8 +45,8 @@ def _attention(layer: Model, x: Node, angles: Angles) -> Node:
     rows = ops.reshape(ops.concat(ops.slice(both, sizes.keys, sizes.width), latent), [SEQ, 1, sizes.width])
     scale = config.rope.yarn.head_scale if config.rope.yarn is not None else 1.0
     y = ops.attention(
-        ops.rope(q, turn, style=config.rope_style),
-        cached(layer, "k", ops.rope(rows, turn, style=config.rope_style)),
+        ops.rope(q, rotary, style=config.rope_style),
+        cached(layer, "k", ops.rope(rows, rotary, style=config.rope_style)),
         cached(layer, "v", rows),
         scale=config.attention_scale * scale**2,
     )
@@ -55,13 +55,11 @@ def _attention(layer: Model, x: Node, angles: Angles) -> Node:
     return linear(layer, ops.reshape(y, [SEQ, heads * sizes.values]), "attn_output", config.hidden)
 
 
-def _spelled(keys: Keys) -> dict[str, Any]:
+def _rope_without_part(keys: Keys) -> dict[str, Any]:
     """Mistral 4 says how large a part of a head has rope, which is in the sizes."""
     key, place = "partial_rotary_factor", "rope_parameters"
-    sizes, rope = (
-        [keys.integer(f"qk_{part}_head_dim", HEADS) for part in ("rope", "nope")],
-        keys.nested(place, optional=True),
-    )
+    rope = keys.nested(place, optional=True)
+    sizes = [keys.integer(f"qk_{each}_head_dim", HEADS) for each in ("rope", "nope")]
     for each in (keys, rope):
         each.require(key, sizes[0] / sum(sizes), "it is not that of qk_rope_head_dim")
     named = {name.removeprefix(rope.prefix): value for name, value in rope.mapping.items()}
@@ -105,7 +103,7 @@ ARCHITECTURES = {
         model_types=("mistral4",),
         hf_variants={},
         router="softmax",
-        hf_spelling=_spelled,
-        keys={**llama.GROWTH, "original_context": Key(_LENGTH, *llama.GROWTH["original_context"][1:])},
+        hf_spelling=_rope_without_part,
+        keys={**llama.QUERY_SCALE, "original_context": Key(_LENGTH, *llama.QUERY_SCALE["original_context"][1:])},
     ),
 }

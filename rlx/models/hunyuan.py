@@ -17,7 +17,7 @@ from rlx.models.keys import HEADS, POSITIVE, WIDTH, Keys
 from rlx.models.names import LAYER, MOE, PRE_NORMS, Row, Table, shared_expert_names
 
 
-def _spelled(keys: Keys) -> dict[str, Any]:
+def _scaled_base(keys: Keys) -> dict[str, Any]:
     """A fixed alpha only makes the base larger. One expert is none."""
     found, whole = dict[str, Any](), keys.integer("hidden_size", WIDTH)
     for place in ("rope_parameters", "rope_scaling"):
@@ -33,11 +33,11 @@ def _spelled(keys: Keys) -> dict[str, Any]:
 _NORMS = (Row("attn_q_norm", "self_attn.query_layernorm"), Row("attn_k_norm", "self_attn.key_layernorm"))
 _EXPERTS = (Row("ffn_gate_inp", "mlp.gate.wg"), *MOE[1:], *shared_expert_names("mlp.shared_mlp"))
 _DENSE = Architecture(
-    partial(llama.build, attend=partial(attention, norms="turned")),
+    partial(llama.build, attend=partial(attention, norms="after_rope")),
     Table((*LAYER, *_NORMS, *PRE_NORMS)),
     ("hunyuan_v1_dense",),
     bf16=True,
-    hf_spelling=_spelled,
+    hf_spelling=_scaled_base,
 )
 ARCHITECTURES = {
     "hunyuan-dense": _DENSE,

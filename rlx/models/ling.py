@@ -15,7 +15,7 @@ from rlx.models.keys import Keys
 from rlx.models.names import DECODER, LINEAR, MLP, MOE, PRE_NORMS, PREDICTION, WHOLE, Row, Table, shared_expert_names
 
 
-def _second(keys: Keys) -> dict[str, Any]:
+def _only_ling_2(keys: Keys) -> dict[str, Any]:
     """Files of the first Ling have the same model type; a softmax is its router."""
     if (found := keys.text("score_function", "softmax")) != "sigmoid":
         keys.unsupported("score_function", found, "only Ling 2.0, whose router has sigmoids, is supported")
@@ -45,7 +45,7 @@ ARCHITECTURES = {
         router="sigmoid",
         shared_expert="may",
         predicts=True,
-        hf_spelling=_second,
+        hf_spelling=_only_ling_2,
         hf_keys={"shared_ffn": "moe_shared_expert_intermediate_size", "shared_experts": "num_shared_experts"},
         hf_biases={
             "moe_router_enable_expert_bias": ("exp_probs_b",),

@@ -63,7 +63,7 @@ def build(
     return head(model, x)
 
 
-def _growing(layer: Model, x: Node, angles: Angles) -> Node:
+def _scaled_attention(layer: Model, x: Node, angles: Angles) -> Node:
     """Attention whose queries grow with their positions."""
     return attention(layer, x, angles, query_scale=query_scale(layer))
 
@@ -123,7 +123,7 @@ _MINISTRAL_ROPE = {
 }  # fmt: skip
 _ROPE = ("rope_parameters", "rope_scaling")
 #: The settings that `query_scale` reads.
-GROWTH = {
+QUERY_SCALE = {
     "query_growth": Key(
         "attention.temperature_scale", " ".join(f"{each}.llama_4_scaling_beta" for each in _ROPE), CAP, 0.0
     ),
@@ -153,7 +153,7 @@ ARCHITECTURES = {
         experts="may",
     ),
     "mistral3": Architecture(
-        partial(build, attend=_growing),
+        partial(build, attend=_scaled_attention),
         Table((*LAYER, *PRE_NORMS, *MOE)),
         ("ministral3", "mistral3"),
         wrappers={"mistral3": "mistral"},
@@ -163,7 +163,7 @@ ARCHITECTURES = {
         hf_layer_types=False,
         hf_defaults={"rope_parameters": _MINISTRAL_ROPE, "tie_word_embeddings": True},
         experts="may",
-        keys=GROWTH,
+        keys=QUERY_SCALE,
     ),
     "phi3": Architecture(
         build,

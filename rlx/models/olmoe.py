@@ -16,12 +16,12 @@ from rlx.models.keys import HEADS, Keys
 from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, WHOLE, Row, Table
 
 
-def _unclipped(keys: Keys) -> dict[str, Any]:
+def _without_clipping(keys: Keys) -> dict[str, Any]:
     keys.require("clip_qkv", None, "bounds of q, k and v are not supported")
     return {}
 
 
-def _spelled(keys: Keys) -> dict[str, Any]:
+def _partial_rope(keys: Keys) -> dict[str, Any]:
     """How many elements of a head turn, as the part of it."""
     if "rotary_dim" not in keys:
         return {}
@@ -37,7 +37,7 @@ ARCHITECTURES = {
         ("olmoe",),
         bf16=True,
         experts="may",
-        hf_spelling=_unclipped,
+        hf_spelling=_without_clipping,
         hf_defaults={"norm_topk_prob": False},
         gguf_defaults={"expert_weights_norm": False},
     ),
@@ -51,7 +51,7 @@ ARCHITECTURES = {
         router="sigmoid",
         biases=("exp_probs_b",),
         hf_base=5_000_000.0,
-        hf_spelling=_spelled,
+        hf_spelling=_partial_rope,
         hf_defaults={"head_dim": 128},
     ),
 }

@@ -23,7 +23,7 @@ def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
     return [slides and layer >= first for layer, slides in enumerate(all_slide(keys, layers))]
 
 
-def _lower_layers_take_turns(keys: Keys, layers: int) -> list[bool]:
+def _lower_layers_alternate(keys: Keys, layers: int) -> list[bool]:
     """Every second layer before `max_window_layers` has a window, from the first on."""
     first = keys.integer("max_window_layers", (0, 1 << 31), layers)
     return [slides and layer < first and layer % 2 == 0 for layer, slides in enumerate(all_slide(keys, layers))]
@@ -70,7 +70,7 @@ ARCHITECTURES = {
         names=Table((*LAYER, *PRE_NORMS, *MOE, *GATED_SHARED)),
         model_types=("qwen2_moe",),
         bf16=False,
-        hf_sliding=_lower_layers_take_turns,
+        hf_sliding=_lower_layers_alternate,
         hf_biases={"qkv_bias": QKV},
         experts="must",
         shared_expert="gated",

@@ -30,10 +30,8 @@ FILES = {  # folder -> its models
     **dict.fromkeys(("glm4-moe", "ernie4.5", "ministral3", "phi3", "lfm2"), ("hf",)),
     **dict.fromkeys(("gpt-oss", "deepseek-v3", "deepseek-v2", "qwen3next"), ("hf",)),
     **dict.fromkeys(("qwen2moe", "olmoe", "minimax-m2", "dots1", "ernie4.5-moe"), ("hf",)),
-    **dict.fromkeys(
-        ("seed-oss", "arcee", "hunyuan", "hunyuan-moe", "command-r", "cohere2", "starcoder2", "ling2", "mistral4"),
-        ("hf",),
-    ),
+    **dict.fromkeys(("seed-oss", "arcee", "hunyuan", "hunyuan-moe", "starcoder2"), ("hf",)),
+    **dict.fromkeys(("command-r", "cohere2", "ling2", "mistral4"), ("hf",)),
     **dict.fromkeys(("qwen35moe", "gemma4-e2b"), ("model-f16.gguf",)),
 }
 QUANTIZED = {"llama-k256": ("Q4_K_M",), "qwen35-k256": ("Q4_K_M",), "gemma4-k256": ("Q4_K_M",)}
