@@ -42,7 +42,7 @@ class GrammarTokenizer:
     def __init__(self, tokenizer: Tokenizer, width: int) -> None:
         known = min(width, tokenizer.vocab_size)
         self._tokenizer, self.eos_token_id = tokenizer, width
-        self.tokens = [tokenizer.token_bytes(token) for token in range(known)]
+        self.tokens = list(map(tokenizer.vocabulary.bytes_of, range(known)))
         self.tokens += [b""] * (width - known) + [b"<end-of-answer>"]
         special = {*tokenizer.special_ids, *tokenizer.vocabulary.of_type(TokenType.UNUSED)}
         self.special_token_ids = [*sorted(token for token in special if token < known), width]

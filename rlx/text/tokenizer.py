@@ -358,13 +358,14 @@ class Tokenizer:
         return SpecialSplitter({self.vocabulary.tokens[token]: token for token in self.special_ids})
 
     @cached_property
-    def _pieces(self) -> list[bytes | None]:
-        return [None] * self.vocab_size
+    def _pieces(self) -> dict[int, bytes]:
+        """Id -> bytes, of the ids that were asked for."""
+        return {}
 
     @cached_property
     def _joined(self) -> tuple[bytes, list[int]]:
         """The bytes of all pieces, one after the other, and where each ends."""
-        pieces = [self.token_bytes(token) for token in range(self.vocab_size)]
+        pieces = list(map(self.vocabulary.bytes_of, range(self.vocab_size)))
         return b"".join(pieces), list(accumulate(map(len, pieces)))
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
@@ -434,10 +435,10 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one piece, perhaps a part of a character; `TokenizerError` for an id outside the vocabulary."""
-        self._check_id(token)
-        piece = self._pieces[token]
+        piece = self._pieces.get(token) if type(token) is int else None
         if piece is None:
-            piece = self._pieces[token] = self.vocabulary.bytes_of(token)
+            self._check_id(token)
+            piece = self._pieces[int(token)] = self.vocabulary.bytes_of(token)
         return piece
 
     def id_to_token(self, token: int) -> str:
@@ -446,7 +447,7 @@ class Tokenizer:
         return self.vocabulary.tokens[token]
 
     def _check_id(self, token: object) -> None:
-        if not isinstance(token, Integral) or not 0 <= int(token) < len(self._pieces):
+        if not isinstance(token, Integral) or not 0 <= int(token) < self.vocab_size:
             raise TokenizerError(f"{token!r:.80} is no id of the vocabulary of {self.vocab_size} tokens")
 
     def tokens_with(self, text: str) -> frozenset[int]:
