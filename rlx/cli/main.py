@@ -19,6 +19,7 @@ from typing import IO, Any, TextIO, cast
 
 import click
 
+import rlx
 from rlx import env
 from rlx.cli.command import COMMAND, DEBUG, TYPED, Group, debug_option, in_options, option_names
 from rlx.cli.command import message as in_words
@@ -196,18 +197,8 @@ def _show_traceback(ctx: click.Context, error: Exception) -> None:
         traceback.print_exception(error)
 
 
-def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        import rlx
-
-        click.echo(f"rlx {rlx.__version__}")
-        ctx.exit()
-
-
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
-)
+@click.version_option(rlx.__version__, message="rlx %(version)s", help="Show the version.")
 @debug_option
 def cli() -> None:
     """Run language models with native code compiled for this machine."""

@@ -26,7 +26,7 @@ from rlx.errors import BusyError
 from rlx.serve.app import create_app
 from rlx.serve.asgi import call, messages
 from rlx.serve.errors import ApiError, shape_of
-from rlx.serve.http import EVENTS, LINES, event, json_bytes, json_response, until_gone
+from rlx.serve.http import DONE, EVENTS, LINES, event, json_bytes, json_response, until_gone
 from rlx.serve.model import ServedModel
 from rlx.serve.prefixes import prefix_keys, prompt_text
 
@@ -198,14 +198,14 @@ def last_words(path: str, content_type: str) -> bytes | None:
         503, "the replica that computed this answer was lost in the middle of it", code="replica_lost",
         hint="send the request again",
     )  # fmt: skip
-    body = json_bytes(shape_of(path)(error))
+    body = shape_of(path)(error)
     if content_type.startswith(LINES):
-        return body + b"\n"
+        return json_bytes(body) + b"\n"
     if not content_type.startswith(EVENTS):
         return None
     if path.endswith(("/messages", "/responses")):
         return event(body, "error")
-    return event(body) + event(b"[DONE]")
+    return event(body) + DONE
 
 
 def keys_of(body: bytes) -> list[int]:

@@ -23,7 +23,7 @@ from rlx.engine.loop.handle import RequestGroup, candidate
 from rlx.json_file import JsonObject
 from rlx.runners import FinishReason, Request, Step, TokenLogprob
 from rlx.serve.errors import ApiError, api_error
-from rlx.serve.http import EVENTS, Stream, event, in_thread, json_bytes, json_response, while_connected
+from rlx.serve.http import EVENTS, Stream, event, in_thread, json_response, while_connected
 from rlx.text.answer import joined
 
 if TYPE_CHECKING:
@@ -427,7 +427,7 @@ class ObjectWriter(Writer):
 
     def written(self, found: JsonObject) -> bytes:
         """The bytes of an object."""
-        return event(json_bytes(found), found["type"])
+        return event(found, found["type"])
 
     def _joined(self, objects: Iterable[JsonObject]) -> bytes:
         return b"".join(map(self.written, objects))

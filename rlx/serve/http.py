@@ -509,11 +509,14 @@ def json_rows(fields: Mapping[str, Any], name: str, rows: Iterable[Any]) -> byte
     return b'%b,"%b":[%b]}' % (json_bytes(fields)[:-1], name.encode(), b",".join(map(json_bytes, rows)))
 
 
-def event(data: str | bytes, name: str | None = None) -> bytes:
-    """One server-sent event."""
-    raw = data.encode() if isinstance(data, str) else data
-    head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + raw + b"\n\n"
+DONE = b"data: [DONE]\n\n"
+"""The last server-sent event of OpenAI's streams."""
+
+
+def event(value: Any, name: str | None = None) -> bytes:
+    """One server-sent event, whose data is a JSON value."""
+    head = "" if name is None else f"event: {name}\n"
+    return b"%bdata: %b\n\n" % (head.encode(), json_bytes(value))
 
 
 def comment(text: str) -> bytes:

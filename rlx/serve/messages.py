@@ -19,7 +19,7 @@ from rlx.grammar import Grammar
 from rlx.json_file import JsonObject
 from rlx.serve import record
 from rlx.serve.answers import Asked, Delta, Finished, ObjectWriter, Progress, answered
-from rlx.serve.errors import SHAPES, ApiError, invalid
+from rlx.serve.errors import OVERFLOW, SHAPES, ApiError, invalid
 from rlx.serve.fields import changed_sample, check_tool, form_grammar
 from rlx.serve.http import MAX_MESSAGES, Anyway, Body, hints, in_thread, new_router, shown, unsupported
 from rlx.serve.media import ImageSource, base64_source
@@ -51,9 +51,6 @@ _TYPES = {
     408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
     504: "timeout_error", 529: "overloaded_error",
 }  # fmt: skip
-
-
-TOO_LONG = "context_length_exceeded"
 
 
 class MessageWriter(ObjectWriter):
@@ -166,7 +163,7 @@ def tool_use_id(call_id: str) -> str:
 def error_json(error: ApiError) -> JsonObject:
     """The body of an error."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    message = f"prompt is too long: {error}" if error.code == TOO_LONG else str(error)  # Claude Code then compacts
+    message = f"prompt is too long: {error}" if error.code == OVERFLOW else str(error)  # Claude Code then compacts
     return {"type": "error", "error": {"type": kind, "message": message, **error.details}}
 
 

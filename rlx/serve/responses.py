@@ -20,7 +20,7 @@ from rlx.arguments import without_none
 from rlx.json_file import JsonObject
 from rlx.sampling import SampleOpts
 from rlx.serve import record
-from rlx.serve.answers import Asked, Delta, Finished, ObjectWriter, Progress, TokenInfo, answered
+from rlx.serve.answers import Asked, Delta, Finished, ObjectWriter, Progress, answered
 from rlx.serve.custom_tools import INPUT, as_function
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import changed_sample, check_tool, form_grammar
@@ -39,6 +39,7 @@ from rlx.serve.http import (
 )
 from rlx.serve.media import ImageSource
 from rlx.serve.openai.bodies import Effort, Positive, Share, Text, Tools, TopLogprobs
+from rlx.serve.openai.completions import logprob_dicts
 from rlx.serve.prompts import (
     ChatPrompt,
     JsonValue,
@@ -57,6 +58,11 @@ if TYPE_CHECKING:
 
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # kind of a call -> the field with its text
+#: Kind of an item -> how its id begins, and what events of its text are called.
+_NAMES = {
+    "reasoning": ("rs", "reasoning_text"), "message": ("msg", "output_text"),
+    "function_call": ("fc", "function_call_arguments"), "custom_tool_call": ("ctc", "custom_tool_call_input"),
+}  # fmt: skip
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # status -> code of a failed response; else server_error
 
 
@@ -73,15 +79,22 @@ class _Item:
         kind: reasoning, message, function_call or custom_tool_call.
         index: its place in `output`.
         text: its reasoning, text, arguments or input so far.
+        place: what events say of where it is.
     """
 
     kind: str
     index: int
-    id: str
-    text: str = ""
     name: str = ""
     call_id: str = ""
+    text: str = ""
     logprobs: list[JsonObject] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        prefix, self.event = _NAMES[self.kind]
+        self.id = new_id(prefix)
+        self.place: JsonObject = {"item_id": self.id, "output_index": self.index}
+        if self.kind not in _CALLS:
+            self.place["content_index"] = 0
 
     def as_json(self, status: str) -> JsonObject:
         """The item, as it is in `output`."""
@@ -129,11 +142,11 @@ class ResponseWriter(ObjectWriter):
         yield self._event("response.in_progress", response=self._snapshot())
 
     def delta(self, delta: Delta) -> Iterator[JsonObject]:
-        self._logprobs += [logprob_json(info) for info in delta.logprobs]
+        self._logprobs += logprob_dicts(delta.logprobs, as_id=False)
         if delta.thinking:
-            yield from self._text("reasoning", "rs", delta.thinking)
+            yield from self._text("reasoning", delta.thinking)
         if delta.text:
-            yield from self._text("message", "msg", delta.text)
+            yield from self._text("message", delta.text)
         for call in delta.tool_calls:
             yield from self._call(call)
 
@@ -151,61 +164,55 @@ class ResponseWriter(ObjectWriter):
 
     # ---------------------------------------------------------------------------------------------- items
 
-    def _text(self, kind: str, prefix: str, text: str) -> Iterator[JsonObject]:
+    def _text(self, kind: str, text: str) -> Iterator[JsonObject]:
         """More reasoning or text."""
         if self._item is None or self._item.kind != kind:
-            yield from self._open(kind, prefix)
-        item = self._item
-        assert item is not None
-        item.text += text
+            yield from self._open(kind)
         logprobs, self._logprobs = self._logprobs, []  # of the tokens that were held back, too
-        if kind == "reasoning":
-            yield self._event("response.reasoning_text.delta", **_place(item), delta=text)
-        else:
-            item.logprobs += logprobs
-            yield self._event("response.output_text.delta", **_place(item), delta=text, logprobs=logprobs)
+        yield self._longer(text, logprobs if kind == "message" else None)
 
     def _call(self, call: Any) -> Iterator[JsonObject]:
         """More of a tool call: its first piece has the name."""
         if call.name:
-            kind, prefix = ("custom_tool_call", "ctc") if call.name in self._custom else ("function_call", "fc")
-            yield from self._open(kind, prefix, name=call.name, call_id=call.id)
+            kind = "custom_tool_call" if call.name in self._custom else "function_call"
+            yield from self._open(kind, call.name, call.id)
+        if call.arguments:
+            yield self._longer(call.arguments)
+
+    def _longer(self, text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
+        """More text of the item that is being written."""
         item = self._item
         assert item is not None
-        if call.arguments:
-            item.text += call.arguments
-            place = {"item_id": item.id, "output_index": item.index}
-            yield self._event(f"response.{item.kind}_{_CALLS[item.kind]}.delta", **place, delta=call.arguments)
+        item.text += text
+        item.logprobs += logprobs or ()
+        return self._event(f"response.{item.event}.delta", **item.place, delta=text, **without_none(logprobs=logprobs))
 
-    def _open(self, kind: str, prefix: str, name: str = "", call_id: str = "") -> Iterator[JsonObject]:
+    def _open(self, kind: str, name: str = "", call_id: str = "") -> Iterator[JsonObject]:
         yield from self._close("completed")
-        item = self._item = _Item(kind, len(self.response["output"]), new_id(prefix), name=name, call_id=call_id)
+        item = self._item = _Item(kind, len(self.response["output"]), name, call_id)
         self.response["output"].append(item.as_json("in_progress"))
         yield self._event("response.output_item.added", output_index=item.index, item=item.as_json("in_progress"))
         if kind not in _CALLS:
-            yield self._event("response.content_part.added", **_place(item), part=item.part())
+            yield self._event("response.content_part.added", **item.place, part=item.part())
 
     def _close(self, status: str) -> Iterator[JsonObject]:
         """Ends the item that is being written, if there is one."""
         item, self._item = self._item, None
         if item is None:
             return
-        if item.kind in _CALLS:
-            place = {"item_id": item.id, "output_index": item.index, "name": item.name}
-            name = _CALLS[item.kind]
-            yield self._event(f"response.{item.kind}_{name}.done", **place, **{name: item.text})
-        else:
-            done = {"text": item.text} if item.kind == "reasoning" else {"text": item.text, "logprobs": item.logprobs}
-            name = "reasoning_text" if item.kind == "reasoning" else "output_text"
-            yield self._event(f"response.{name}.done", **_place(item), **done)
-            yield self._event("response.content_part.done", **_place(item), part=item.part())
+        done: JsonObject = {_CALLS.get(item.kind, "text"): item.text}
+        done |= {"name": item.name} if item.kind in _CALLS else {}
+        done |= {"logprobs": item.logprobs} if item.kind == "message" else {}
+        yield self._event(f"response.{item.event}.done", **item.place, **done)
+        if item.kind not in _CALLS:
+            yield self._event("response.content_part.done", **item.place, part=item.part())
         self.response["output"][item.index] = item.as_json(status)
         yield self._event("response.output_item.done", output_index=item.index, item=item.as_json(status))
 
     def finished(self, numbers: Finished) -> Iterator[JsonObject]:
         is_cut = self.ended.finish_reason == "length"
         if self._item is None and not self.response["output"]:
-            yield from self._open("message", "msg")  # clients look for a message, though it is empty
+            yield from self._open("message")  # clients look for a message, though it is empty
         yield from self._close("incomplete" if is_cut else "completed")
         status = "incomplete" if is_cut else "completed"
         self.response |= {"status": status, "usage": usage_json(numbers)}
@@ -223,10 +230,6 @@ class ResponseWriter(ObjectWriter):
         return {"type": kind, "sequence_number": number, **fields}
 
 
-def _place(item: _Item) -> JsonObject:
-    return {"item_id": item.id, "output_index": item.index, "content_index": 0}
-
-
 def usage_json(usage: Finished) -> JsonObject:
     """Numbers of tokens."""
     return {
@@ -236,16 +239,6 @@ def usage_json(usage: Finished) -> JsonObject:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def logprob_json(info: TokenInfo) -> JsonObject:
-    """The log-probabilities of a token."""
-    top = [_one(each) for each in info.top]
-    return {**_one(info.chosen), "top_logprobs": top}
-
-
-def _one(token: Any) -> JsonObject:
-    return {"token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
 
 
 _ALL = "the server stores no responses: send the whole conversation as `input`, with `output` of earlier responses"
@@ -567,9 +560,5 @@ def choice_of(choice: Any, functions: list[JsonObject]) -> tuple[Any, list[JsonO
         names = [each.get("name") for each in choice["tools"] if isinstance(each, Mapping)]
         remaining = [each for each in functions if each["function"].get("name") in names]
         return choice["mode"] if remaining or choice["mode"] == "required" else None, remaining
-    raise _unknown_choice(kind)
-
-
-def _unknown_choice(kind: Any) -> ApiError:
     hint = "give auto, none, required, a function, a custom tool or allowed_tools"
-    return invalid("tool_choice", f"the type {kind!r} is not supported", hint)
+    raise invalid("tool_choice", f"the type {kind!r} is not supported", hint)

@@ -15,7 +15,7 @@ from rlx.serve.answers import Asked, Choice, Delta, End, Finished, Progress, ans
 from rlx.serve.custom_tools import as_function
 from rlx.serve.errors import invalid
 from rlx.serve.fields import check_tool, most_tokens, named_grammar, text_grammar
-from rlx.serve.http import event, in_thread, json_bytes, new_router, shown
+from rlx.serve.http import event, in_thread, new_router, shown
 from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.completions import (
     OpenAIWriter,
@@ -207,7 +207,7 @@ class ChatWriter(OpenAIWriter):
             found.setdefault("usage", None)
         if self.body.timings_per_token and "timings" not in found:
             found["timings"] = timings_dict(self._numbers())
-        return event(json_bytes(found))
+        return event(found)
 
     def _ended(self, end: End, more: dict[str, Any]) -> bytes:
         return self._piece(end.index, {}, end=end, **more)

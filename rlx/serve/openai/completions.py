@@ -28,19 +28,17 @@ from rlx.sampling import SampleOpts
 from rlx.serve.answers import Asked, Choice, Delta, End, Event, Finished, Progress, TokenInfo, Writer, answered
 from rlx.serve.errors import ApiError, invalid, openai_body
 from rlx.serve.fields import ending, most_tokens, named_grammar, sample_opts, text_grammar
-from rlx.serve.http import comment, event, in_thread, json_bytes, new_router, while_connected
+from rlx.serve.http import DONE, comment, event, in_thread, json_bytes, new_router, while_connected
 from rlx.serve.openai.bodies import CompletionBody, InfillBody, MediaPrompt
 from rlx.serve.prompts import filled_in, grammar_maker, media_prompt, prompt_ids, prompts
 
 if TYPE_CHECKING:
-    from rlx.runners import TokenLogprob
     from rlx.serve.model import ServedModel
     from rlx.serve.openai.bodies import CommonFields
     from rlx.serve.server import Server
 
 
 FINGERPRINT = f"rlx-{rlx.__version__}"
-DONE = event("[DONE]")
 
 
 class OpenAIWriter(Writer):
@@ -122,14 +120,14 @@ class OpenAIWriter(Writer):
 
     def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         usage = {"usage": None} if self._with_usage else {}
-        return event(json_bytes({**self._head, "choices": choices, **usage, **more}))
+        return event({**self._head, "choices": choices, **usage, **more})
 
     def waiting(self, progress: Progress) -> bytes:
         """A comment, which clients ignore."""
         return comment(f"{progress.processed} of {progress.total} prompt tokens")
 
     def failed(self, error: ApiError) -> bytes:
-        return event(json_bytes(openai_body(error))) + DONE
+        return event(openai_body(error)) + DONE
 
     def last(self) -> bytes:
         return DONE
@@ -252,10 +250,10 @@ class NativeWriter(OpenAIWriter):
         if not delta.text and not (delta.logprobs or (self.body.return_tokens and delta.tokens)):
             return b""
         choice = Choice(delta.index, delta.text, tokens=list(delta.tokens), logprobs=list(delta.logprobs))
-        return self._event(self._native(choice, with_tokens=True))
+        return event(self._native(choice, with_tokens=True))
 
     def _finish(self, finished: Finished) -> bytes:
-        return b"".join(self._event(self._selected(self._over(end, finished))) for end in self._ends)
+        return b"".join(event(self._selected(self._over(end, finished))) for end in self._ends)
 
     def last(self) -> bytes:
         """Nothing: the last piece says that it is."""
@@ -329,10 +327,7 @@ class NativeWriter(OpenAIWriter):
     def _progress(self, progress: Progress) -> bytes:
         if not self.body.return_progress:
             return b""
-        return self._event({**self._native(Choice(0)), "prompt_progress": progress_dict(progress)})
-
-    def _event(self, found: dict[str, Any]) -> bytes:
-        return event(json_bytes(found))
+        return event({**self._native(Choice(0)), "prompt_progress": progress_dict(progress)})
 
 
 def _with_ids(entries: list[dict[str, Any]], info: TokenInfo) -> list[dict[str, Any]]:
@@ -557,20 +552,27 @@ class CompletionWriter(OpenAIWriter):
         more = {"token_ids": delta.tokens} if self._ids else {}
         return self._piece(delta.index, delta.text, delta.logprobs, **more)
 
-    def _piece(self, index: int, text: str, infos: Sequence[TokenInfo], **more: Any) -> bytes:
+    def _piece(
+        self, index: int, text: str = "", infos: Sequence[TokenInfo] = (), beside: Any = None, **more: Any
+    ) -> bytes:
+        """A chunk of one choice.
+
+        Args:
+            infos: of the tokens of the text, if there are any.
+            beside: further fields of the chunk.
+            more: further fields of the choice.
+        """
         logs = self._logs[index].of(infos) if self._has_logs and infos else None
         choice = {"index": index, "text": text, "logprobs": logs, "finish_reason": None, **more}
-        return self._chunk([choice], {})
+        return self._chunk([choice], beside or {})
 
     def _ended(self, end: End, more: dict[str, Any]) -> bytes:
-        choice = {"index": end.index, "text": "", "logprobs": None, "finish_reason": end.finish_reason}
-        return self._chunk([{**choice, "stop_reason": end.stop}], more)
+        return self._piece(end.index, beside=more, finish_reason=end.finish_reason, stop_reason=end.stop)
 
     def _progress(self, progress: Progress) -> bytes:
         if not self.body.return_progress:
             return b""
-        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
-        return self._chunk([choice], {"prompt_progress": progress_dict(progress)})
+        return self._piece(0, beside={"prompt_progress": progress_dict(progress)})
 
     # ---------------------------------------------------------------------------------------------- in one piece
 
