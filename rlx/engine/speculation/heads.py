@@ -119,19 +119,6 @@ def integers(loader: WeightLoader, name: str, count: int) -> npt.NDArray[np.int6
     return np.frombuffer(loader.raw(name).tobytes(), np.int64 if info.dtype is I64 else np.int32).astype(np.int64)
 
 
-def loaded_programs(head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> Programs:
-    """The programs of a head, whose weights are loaded; arguments as of `Predictor`."""
-    buffers = lambda: {**tensors.buffers, **head.borrowed}  # noqa: E731
-    workers = lambda: tensors.workers  # noqa: E731
-    made = Programs(head.graph, setup, tensors.compiler, workers, buffers, packed=head.packed)
-    for name, value in head.graph.constants.items():
-        if name not in tensors.buffers:
-            tensors.add_array(name, value)
-    own = {name: row for name, row in made.weights.items() if name not in head.borrowed}
-    tensors.load(own, head.source, progress)
-    return made
-
-
 class DraftHead(Listener, ABC):
     """A head that drafts for the sequence that it follows, from copies of the model's hidden states.
 
@@ -153,7 +140,15 @@ class DraftHead(Listener, ABC):
     has_rounds = False
 
     def __init__(self, head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> None:
-        self.head, self._programs = head, loaded_programs(head, setup, tensors, progress)
+        buffers = lambda: {**tensors.buffers, **head.borrowed}  # noqa: E731
+        workers = lambda: tensors.workers  # noqa: E731
+        self.head = head
+        self._programs = Programs(head.graph, setup, tensors.compiler, workers, buffers, packed=head.packed)
+        for name, value in head.graph.constants.items():
+            if name not in tensors.buffers:
+                tensors.add_array(name, value)
+        own = {name: row for name, row in self._programs.weights.items() if name not in head.borrowed}
+        tensors.load(own, head.source, progress)
         self._start = 0  # position of the first row of the model of which it has a copy
         self._copies: Buffer | None = None
 
@@ -357,58 +352,6 @@ class HeadDrafter:
         return found
 
 
-def drafted_run(
-    runner: ModelRunner,
-    sequence: Sequence,
-    drafter: HeadDrafter,
-    token: int,
-    count: int,
-    stops: Ids[int],
-    counters: Counters,
-) -> list[int]:
-    """As `Engine.greedy`: appends `token` and the likeliest tokens after it. Returns [] if there are no drafts.
-
-    Nor are there any if the model has both rings and recurrent states: the programs alternate between two slots.
-
-    Args:
-        drafter: its head has followed the sequence.
-        count, stops: as in `Engine.greedy`.
-        counters: incremented.
-
-    Raises:
-        PromptError, PoolFullError, NumericalError: as `Engine.greedy`.
-    """
-    runner.prepare(sequence, [token])
-    runner.catch_up(sequence)
-    if sequence.recurrent and not sequence.memory.can_alternate:
-        return []
-    past = sequence.done
-    most = min(count, TOKENS, runner.limits.max_seq - past)
-    drafter.observe(token)
-    ids = [token, *drafter.propose(len(drafter.acceptance_probs(min(most - 1, MOST))))]
-    if len(ids) == 1:
-        return []
-    sequence.begin(most, alternating=True)
-    models = _models(runner, sequence, drafter.predictor.reads)
-    feed(models[0].inputs, ids, past, sequence.embeddings)
-    for model, swapped in zip(models, (False, True), strict=True):
-        model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **runner.bind_slots(model, sequence, swapped=swapped)})
-        if model.then:
-            model.then.prepare({"SEQ": 1})
-    found = drafter.rounds(models, ids, count=most, rows=runner.limits.ids, stops=stops, seconds=SECONDS)
-    if found.rounds % 2 and sequence.recurrent:
-        sequence.memory.take_spare()
-    counters.steps += found.rounds
-    counters.drafted += found.drafted
-    counters.accepted += found.accepted
-    sequence.end([token, *found.tokens[:-1]])
-    if found.tokens[-1] < 0:
-        sequence.rewind(sequence.done - 1)
-        drafter.predictor.forget(len(sequence))
-        raise not_finite(sequence)
-    return found.tokens
-
-
 def _models(runner: ModelRunner, sequence: Sequence, reads: bool | Features) -> tuple[Program, Program]:
     """The two verifying programs, in the order in which they run; each reads the slot that the other one writes.
 
@@ -450,9 +393,45 @@ class HeadDrafts(Drafts):
             return []
         for token in tokens[self._seen : -1]:
             self._drafter.observe(token)
-        found = drafted_run(self._runner, self.sequence, self._drafter, tokens[-1], left, stops, self._counters)
+        found = self._rounds(tokens[-1], left, stops)
         self._seen = len(tokens) + max(0, len(found) - 1)
         return found
+
+    def _rounds(self, token: int, count: int, stops: Ids[int]) -> list[int]:
+        """As `Engine.greedy`: appends `token` and the likeliest tokens after it. Returns [] if there are no drafts.
+
+        Nor are there any if the model has both rings and recurrent states: the programs alternate between two slots.
+        """
+        runner, sequence, drafter, counters = self._runner, self.sequence, self._drafter, self._counters
+        runner.prepare(sequence, [token])
+        runner.catch_up(sequence)
+        if sequence.recurrent and not sequence.memory.can_alternate:
+            return []
+        past = sequence.done
+        most = min(count, TOKENS, runner.limits.max_seq - past)
+        drafter.observe(token)
+        ids = [token, *drafter.propose(len(drafter.acceptance_probs(min(most - 1, MOST))))]
+        if len(ids) == 1:
+            return []
+        sequence.begin(most, alternating=True)
+        models = _models(runner, sequence, self._head.reads)
+        feed(models[0].inputs, ids, past, sequence.embeddings)
+        for model, swapped in zip(models, (False, True), strict=True):
+            model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **runner.bind_slots(model, sequence, swapped=swapped)})
+            if model.then:
+                model.then.prepare({"SEQ": 1})
+        found = drafter.rounds(models, ids, count=most, rows=runner.limits.ids, stops=stops, seconds=SECONDS)
+        if found.rounds % 2 and sequence.recurrent:
+            sequence.memory.take_spare()
+        counters.steps += found.rounds
+        counters.drafted += found.drafted
+        counters.accepted += found.accepted
+        sequence.end([token, *found.tokens[:-1]])
+        if found.tokens[-1] < 0:
+            sequence.rewind(sequence.done - 1)
+            self.forget(len(sequence))
+            raise not_finite(sequence)
+        return found.tokens
 
 
 class HeadDrafting:
