@@ -77,7 +77,7 @@ def expected_shapes(config: ModelConfig, rows: Mapping[str, int], has_name: Call
     weights = ExpectedWeights(BF16, rows)
     ARCHITECTURES[config.arch].build(config, weights, F32)
     parts: dict[str, View] = {}
-    for view in views(config, lambda _: True):
+    for view in views(config, has_name):
         parts.setdefault(view.name, view)
     found: Shapes = {}
     for name, shape in weights.shapes.items():

@@ -22,6 +22,7 @@ from rlx.models.config import ModelConfig
 from rlx.models.names import (
     ATTENTION,
     ATTN_NORM,
+    FUSED_QKV,
     GATED_SHARED,
     HEAD_NORMS,
     LINEAR,
@@ -54,24 +55,31 @@ def block(layer: Model, x: Node, angles: Angles) -> Node:
     return x + feed_forward(layer, norm(layer, x, "post_attention_norm"))
 
 
-_RECURRENT = (
+_PROJECTIONS = (
     Row("attn_qkv", "linear_attn.in_proj_qkv", LINEAR),
     Row("attn_gate", "linear_attn.in_proj_z", LINEAR),
+    Row("ssm_alpha", "linear_attn.in_proj_a", SCALED),
+    Row("ssm_beta", "linear_attn.in_proj_b", SCALED),
+)
+_GROUPED = (
+    *FUSED_QKV,
+    Row("attn_gate", None, LINEAR),
+    Row("ssm_in", "linear_attn.in_proj_qkvz", LINEAR),
+    Row("ssm_ba", "linear_attn.in_proj_ba", SCALED),
+)
+_RECURRENT = (
     Row("ssm_conv1d", "linear_attn.conv1d"),
     Row("ssm_a", "linear_attn.A_log", WHOLE),
     Row("ssm_dt.bias", "linear_attn.dt_bias", WHOLE),
-    Row("ssm_alpha", "linear_attn.in_proj_a", SCALED),
-    Row("ssm_beta", "linear_attn.in_proj_b", SCALED),
     Row("ssm_norm", "linear_attn.norm"),
     Row("ssm_out", "linear_attn.out_proj", SCALED),
 )
-_GROUPED = (Row("ssm_in", "linear_attn.in_proj_qkvz", LINEAR), Row("ssm_ba", "linear_attn.in_proj_ba", SCALED))
 _PREDICTION = tuple(Row(f"nextn.{name}", None) for name in ("enorm", "hnorm", "shared_head_norm"))
 _NEXT = (Row("nextn.eh_proj", None, SCALED), *_PREDICTION)  # of the block behind the last layer
 _LAYER = (*ATTN_NORM, *ATTENTION, *HEAD_NORMS, *POST_NORM, *_RECURRENT, *_NEXT)
 _QWEN35 = Architecture(
     build,
-    Table((*_LAYER, *MLP)),
+    Table((*_LAYER, *_PROJECTIONS, *MLP)),
     ("qwen3_5_text", "qwen3_5"),
     runner="qwen35",
     partial_rope=0.25,
@@ -93,7 +101,7 @@ ARCHITECTURES = {
     "qwen35": _QWEN35,
     "qwen35moe": replace(
         _QWEN35,
-        names=Table((*_LAYER, *MOE, *GATED_SHARED)),
+        names=Table((*_LAYER, *_PROJECTIONS, *MOE, *GATED_SHARED)),
         model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
         experts="must",
         shared_expert="gated",
