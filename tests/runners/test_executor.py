@@ -234,6 +234,16 @@ def test_no_gap_is_longer_than_the_stall_target(stall: float, times: float, shar
     assert max([max(rows) for rows in engine.steps][3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
 
 
+def test_a_prompt_is_cut_into_equal_chunks_while_somebody_decodes() -> None:
+    """At most 190 rows fit the stall target: 300 take two steps in any case, so none needs more than half of them."""
+    engine = ToyEngine(first=0.02, more=0.002)
+    made = decoding(engine, 0.4)
+    give(made, job(prompt(300, 5), 1))
+    run(made)
+    first, second = rows_of_prompts(engine)
+    assert first == second == 150
+
+
 def test_one_slow_step_is_enough_to_shorten_the_next_ones() -> None:
     """Another program takes half of the CPUs in the middle of a prompt, and gives them back."""
     engine, gaps = ToyEngine(first=0.02, more=0.002), list[float]()

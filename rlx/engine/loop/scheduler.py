@@ -11,8 +11,8 @@ A consumer may ask for many answers at once. The next free slot goes to the cons
 the highest priority, so that others do not wait for all of the answers.
 
 A turn of the loop is one step of all running requests and of prompt rows, or a step of each (`executor.py`). While
-somebody decodes, the turn is bounded in time: it has as many rows of prompts as the measured rate allows in what a
-decode step leaves of the stall target. Otherwise a prompt gets the largest chunk.
+somebody decodes, the turn is bounded in time: it has at most as many rows of prompts as the measured rate allows in
+what a decode step leaves of the stall target, and a prompt has equal chunks. Otherwise it gets the largest chunk.
 
 The cost of steps: products of a row take the same time everywhere; attention reads all positions before it. So a row
 after 8,000 positions may take five times as long as the first one.
@@ -313,6 +313,8 @@ class Scheduler:
             rest = len(job.prompt) - past
             if not chosen:
                 rows = min(rest, most, self.most_rows(decodes, past, waited))
+                if decodes:  # no more steps, and the longest is shorter
+                    rows = -(-rest // -(-rest // rows))
                 if rest > self.shared or len(jobs) == 1:
                     return [(job, past, rows)]
             elif rest <= min(self.shared, room) and self.prompt_cost.seconds_of(rest, past) <= left:
