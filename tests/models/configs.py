@@ -73,6 +73,52 @@ LLAMA_GGUF: dict[str, Any] = {
     "llama.rope.dimension_count": 16, "llama.vocab_size": 100,
 }  # fmt: skip
 GEMMA_GGUF = {**GEMMA_3_27B_GGUF, "gemma3.block_count": 7, "tokenizer.ggml.tokens": ["a"] * 10}
+QWEN_3_NEXT: dict[str, Any] = {
+    "model_type": "qwen3_next", "attention_bias": False, "decoder_sparse_step": 1, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": True,
+    "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 10000000, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "vocab_size": 151936,
+}  # fmt: skip
+MINIMAX_M2: dict[str, Any] = {
+    "model_type": "minimax_m2", "attention_bias": False, "attn_type_list": [1] * 62, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536, "max_position_embeddings": 204800,
+    "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8,
+    "num_local_experts": 256, "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+    "tie_word_embeddings": False, "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True, "vocab_size": 200064,
+}  # fmt: skip
+HUNYUAN_7B: dict[str, Any] = {
+    "model_type": "hunyuan_v1_dense", "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 262144, "num_attention_heads": 32, "num_experts": 1,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"type": "dynamic", "alpha": 1000, "factor": 1}, "rope_theta": 10000, "tie_word_embeddings": True,
+    "use_cla": False, "use_qk_norm": True, "vocab_size": 128167,
+}  # fmt: skip
+HUNYUAN_A13B: dict[str, Any] = {
+    **HUNYUAN_7B, "model_type": "hunyuan_v1_moe", "head_dim": 128, "intermediate_size": 3072,
+    "max_position_embeddings": 32768, "moe_intermediate_size": [3072] * 32, "moe_topk": [8] * 32, "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+}  # fmt: skip
+ERNIE_21B_A3B: dict[str, Any] = {
+    "model_type": "ernie4_5_moe", "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560,
+    "intermediate_size": 12288, "max_position_embeddings": 131072, "moe_intermediate_size": 1536, "moe_k": 6,
+    "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64,
+    "moe_num_shared_experts": 2, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000, "tie_word_embeddings": True, "use_bias": False, "vocab_size": 103424,
+}  # fmt: skip
+LING_MINI_2: dict[str, Any] = {
+    "model_type": "bailing_moe", "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 2048, "intermediate_size": 5120, "max_position_embeddings": 32768, "moe_intermediate_size": 512,
+    "moe_router_enable_expert_bias": True, "moe_shared_expert_intermediate_size": 512, "n_group": 8,
+    "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+    "num_hidden_layers": 20, "num_key_value_heads": 4, "num_shared_experts": 1, "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 600000, "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "use_bias": False,
+    "use_qk_norm": True, "use_qkv_bias": False, "vocab_size": 157184,
+}  # fmt: skip
 MISTRAL_7B: dict[str, Any] = {
     "model_type": "mistral", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
     "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,

@@ -7,6 +7,7 @@ from statistics import NormalDist
 
 import pytest
 from configs import (
+    ERNIE_21B_A3B,
     GEMMA_2_27B,
     GEMMA_2_27B_GGUF,
     GEMMA_3_4B,
@@ -17,11 +18,16 @@ from configs import (
     GEMMA_4_E2B,
     GEMMA_4_GGUF,
     GEMMA_GGUF,
+    HUNYUAN_7B,
+    HUNYUAN_A13B,
+    LING_MINI_2,
     LLAMA_32_1B,
+    MINIMAX_M2,
     MISTRAL_7B,
     MIXTRAL_8X7B,
     QWEN_3_06B,
     QWEN_3_30B_A3B,
+    QWEN_3_NEXT,
     QWEN_35_08B,
     QWEN_35_GGUF,
     REMOVED,
@@ -205,3 +211,34 @@ def test_defaults_of_windows() -> None:
     assert hf(QWEN_3_30B_A3B, use_sliding_window=True, sliding_window=99, max_window_layers=9).windows == (99,) * 48
     assert hf(MISTRAL_7B, sliding_window=REMOVED).windows == (4096,) * 32
     assert hf(MIXTRAL_8X7B, sliding_window=REMOVED).windows == (None,) * 32
+
+
+def test_qwen_3_next() -> None:
+    c = hf(QWEN_3_NEXT)
+    assert (c.arch, c.family, c.layers, c.rope.dims) == ("qwen3next", "qwen35", 48, 64)
+    assert c.recurrence == Recurrence(16, 32, 128, 128, 4, "grouped", log_decay=True)
+    assert c.experts == Experts(512, 10, 512, 512, shared_gate=True)
+    assert [layer.recurrent for layer in c.each] == [True, True, True, False] * 12
+
+
+def test_experts_of_later_models() -> None:
+    assert hf(MINIMAX_M2).experts == Experts(256, 8, 1536, router="sigmoid")
+    assert hf(MINIMAX_M2).rope == Rope(5e6, 64) and hf(MINIMAX_M2).biases == ("exp_probs_b",)
+    ling = hf(LING_MINI_2)
+    assert ling.experts == Experts(256, 8, 512, 512, scale=2.5, router="sigmoid", groups=8, kept=4)
+    assert (ling.biases, ling.rope.dims, ling.each[0].sparse, ling.each[1].sparse) == (
+        ("exp_probs_b",),
+        64,
+        False,
+        True,
+    )
+    ernie = hf(ERNIE_21B_A3B)
+    assert ernie.experts == Experts(64, 6, 1536, 3072) and [x.sparse for x in ernie.each] == [False] + [True] * 27
+    assert (ernie.biases, ernie.rope_style, ernie.tied) == (("exp_probs_b",), "interleaved", True)
+
+
+def test_hunyuan() -> None:
+    dense, sparse = hf(HUNYUAN_7B), hf(HUNYUAN_A13B)
+    assert (dense.arch, dense.experts, dense.each[0].head_dim) == ("hunyuan-dense", None, 128)
+    assert dense.rope.base == sparse.rope.base == pytest.approx(1e4 * 1000 ** (128 / 126))
+    assert (sparse.arch, sparse.experts) == ("hunyuan-moe", Experts(64, 8, 3072, 3072))

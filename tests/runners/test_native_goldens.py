@@ -24,6 +24,8 @@ FLOATS = [
     ("qwen35moe", "model-f16.gguf", Qwen35Runner),
     ("qwen3next", "hf", Qwen35Runner),
     ("deepseek-v2", "hf", Llama32Runner),
+    ("cohere2", "hf", Llama32Runner),
+    ("hunyuan-moe", "hf", Llama32Runner),
     ("gemma3n", "hf", GemmaRunner),
     ("gemma4-e2b", "model-f16.gguf", GemmaRunner),
     ("gemma4-moe", "hf", GemmaRunner),
