@@ -7,8 +7,9 @@ from rlx.lazy import modules_of
 
 if TYPE_CHECKING:
     from rlx.cli import drawing as drawing
+    from rlx.cli import tail as tail
 
 __all__ = ["main"]
 
 # What only a terminal needs, imported when it is first used.
-__getattr__ = modules_of(__name__, ("drawing",))
+__getattr__ = modules_of(__name__, ("drawing", "tail"))

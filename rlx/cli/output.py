@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -49,6 +50,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def moves_cursor(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that knows more than lines of text."""
+    return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def ago(when: float) -> str:
     """How long ago a time was, in its largest unit: '3 d', '20 s'."""
     seconds = max(0, int(time.time() - when))
@@ -73,8 +79,11 @@ def wrapped(text: str, file: TextIO | None, indent: int = 0) -> str:
         return text
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": False}
     options["subsequent_indent"] = " " * indent
-    lines = (textwrap.wrap(line, max(width(file), 20), **options) or [""] for line in text.split("\n"))
-    return "\n".join(part.rstrip() for parts in lines for part in parts)
+    found = list[str]()
+    for line in text.split("\n"):
+        first, *others = textwrap.wrap(line, max(width(file), 20), **options) or [""]
+        found += [first.rstrip(), *(" " * indent + row.strip() for row in others)]
+    return "\n".join(found)
 
 
 def table(

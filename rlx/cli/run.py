@@ -15,11 +15,12 @@ from typing import Any
 import click
 
 import rlx
-from rlx import env, tracing
+from rlx import cli, env, tracing
 from rlx.cli.answering import (
     INTERRUPTED_ANSWER,
     Answer,
     Answerer,
+    Out,
     answer_grammar,
     image_option,
     read_images,
@@ -47,7 +48,7 @@ from rlx.cli.options import (
     sampling_options,
     yes_option,
 )
-from rlx.cli.output import Bars, counted, size, stdout, table, wrapped
+from rlx.cli.output import Bars, counted, moves_cursor, printable, size, stdout, table, wrapped
 from rlx.cli.prompt import Words
 from rlx.errors import ChatTemplateError
 from rlx.grammar import Grammar
@@ -137,7 +138,7 @@ def run(
             answerer = Answerer(runner, ending, chosen, speculative, form)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
-            out = None if as_json or no_stream else stdout()
+            out = None if as_json or no_stream else _out(form)
             with span("answer"):
                 answer, end = answerer(context, out, bars.close)
             said = _report(answer, len(context), end)
@@ -148,10 +149,17 @@ def run(
         click.echo(json.dumps(report))
     else:
         if no_stream:
-            stdout().write(answer.text + "\n")
+            complete = _out(form)
+            complete.write((printable(answer.text) if complete.isatty() else answer.text) + "\n")
         click.echo(wrapped(speeds(report), sys.stderr), err=True)
     if end == INTERRUPTED_ANSWER:
         ctx.exit(INTERRUPTED)
+
+
+def _out(form: Grammar | None) -> Out:
+    """stdout; in a terminal rows break between words, but not those of JSON and other text of a given form."""
+    out = stdout()
+    return cli.tail.WrappedStream(out) if form is None and moves_cursor(out) else out
 
 
 def _calls(prompt: str, tokens: int) -> list[int] | bool:

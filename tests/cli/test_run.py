@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from fake_engine import FakeEngine, Opened, install
+from terminal import Terminal
 
 from rlx import demo
 from rlx.cli.answering import Answer
@@ -144,6 +146,49 @@ def test_text_is_streamed_whole_characters_at_a_time(monkeypatch: pytest.MonkeyP
 
 
 # ---------------------------------------------------------------------------------------------------- json
+
+
+def rows_of(sent: str) -> list[str]:
+    """The rows of a terminal after what was sent to it: moves to the left, and clears the rest of the row."""
+    rows = [""]
+    for text, left in re.findall(r"([^\x1b\n]+)|\x1b\[(\d+)D\x1b\[K|\n", sent):
+        if left:
+            rows[-1] = rows[-1][: -int(left)].rstrip()
+        elif text:
+            rows[-1] += text
+        else:
+            rows.append("")
+    return [row.rstrip() for row in rows]
+
+
+@pytest.mark.parametrize("options", [(), ("--no-stream",)])
+def test_rows_of_a_terminal_break_between_words_and_code_stays_whole(
+    scripted: Scripted, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    text = "One fox runs over a hill.\n```\nfor fox in foxes: run(fox)\n```\nIt was a brave fox."
+    scripted.script = Scripted.story(tokenizer, text)
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    monkeypatch.setattr("rlx.cli.run.stdout", lambda: out)
+    assert rlx("Hello", *options).exit_code == 0
+    rows = rows_of(out.getvalue())
+    code = ["```", "for fox in foxes: run(fox)", "```"]
+    assert rows == ["One fox runs", "over a hill.", *code, "It was a", "brave fox.", ""], "two rows are full"
+
+
+def test_rows_of_a_given_form_do_not_break(
+    scripted: Scripted, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON can be copied, and a terminal without escape sequences gets none."""
+    scripted.script = Scripted.story(tokenizer, "A fox ran over the hill.")
+    monkeypatch.setenv("COLUMNS", "12")
+    for terminal, options in (("xterm", ("--regex", ".*")), ("dumb", ())):
+        out = Terminal()
+        monkeypatch.setenv("TERM", terminal)
+        monkeypatch.setattr("rlx.cli.run.stdout", lambda out=out: out)
+        assert rlx("Hello", *options).exit_code == 0
+        assert out.getvalue() == "A fox ran over the hill.\n"
 
 
 def test_json_is_one_object(tokenizer: Tokenizer, scripted: Scripted) -> None:

@@ -222,6 +222,7 @@ def test_lines_break_at_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.split() == text.split() and len(found.splitlines()) > 3
     assert all(len(line) <= 40 for line in found.splitlines() if "xxx" not in line)
     assert wrapped(text, io.StringIO()) == text
+    assert wrapped("x" * 40 + " and more", Terminal()) == "x" * 40 + "\nand more"
 
 
 @pytest.mark.parametrize("words", ["--help", "run --help", "inspect", "devices", "doctor --no-measure"])

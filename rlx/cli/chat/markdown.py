@@ -9,68 +9,17 @@ from __future__ import annotations
 import re
 import shutil
 from functools import cached_property
-from math import ceil
 from typing import Any, ClassVar, TextIO
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich import markdown
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from rlx.cli.output import counted
+from rlx.cli.tail import FENCE, Tail
 from rlx.text.answer import Splitter
-
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_ERASE_BELOW = "\x1b[J"
-
-
-class Tail:
-    """The raw text of an unfinished block on the screen: breaks its lines, and knows how many rows it takes.
-
-    Widths are upper bounds (an emoji of several code points counts each of them), so that a row that fits here fits in
-    every terminal.
-    """
-
-    def __init__(self) -> None:
-        self._rows, self._word = [0], ""
-
-    def write(self, text: str, width: int) -> str:
-        """The output for more text: rows break in front of a word, or in it if it is too long."""
-        sent = []
-        for char in text:
-            cells = _cells(char)
-            if char == "\n":
-                self._rows.append(0)
-            elif self._rows[-1] + cells > width:
-                sent.append(self._broken(char, width))
-            self._rows[-1] += 0 if char == "\n" else cells
-            self._word = "" if char in " \n" else self._word + char
-            sent.append("    " if char == "\t" else char)
-        return "".join(sent)
-
-    def _broken(self, char: str, width: int) -> str:
-        """A line break in front of the word that `char` belongs to, which moves to the new row."""
-        cells = sum(map(_cells, self._word))
-        if char == " " or not self._word or cells >= min(width, self._rows[-1]):
-            self._rows.append(0)
-            self._word = ""
-            return "\n"
-        self._rows[-1] -= cells
-        self._rows.append(cells)
-        return f"\x1b[{cells}D\x1b[K\n{self._word}"
-
-    def erased(self, width: int, height: int) -> str | None:
-        """The output that takes the text off the screen; None if its beginning has left the screen already.
-
-        A terminal that was made narrower since has broken the rows again.
-        """
-        rows = sum(max(1, ceil(cells / width)) for cells in self._rows)
-        if rows > height:
-            return None
-        up = f"\x1b[{rows - 1}A" if rows > 1 else ""
-        return f"\r{up}{_ERASE_BELOW}"
 
 
 class MarkdownStream:
@@ -128,7 +77,7 @@ class MarkdownStream:
             return self._replaced(lines[:start], "".join(lines[start:])) if start else ""
         if len(lines) > start + 1:  # closed or not, it did not begin in the last line
             return ""
-        mark = _FENCE.match(lines[start])
+        mark = FENCE.match(lines[start])
         assert mark is not None
         self._fence = re.compile(rf" {{0,3}}{re.escape(mark[1][0])}{{{len(mark[1])},}}[ \t]*\n")
         return self._replaced(lines[:start], "") + self._opened(lines[start])
@@ -201,13 +150,6 @@ def _units(tokens: list[Token]) -> list[tuple[int, str]]:
     top = [t for t in tokens if t.map and t.level == 0 and not t.type.endswith("list_open")]
     items = [t for t in tokens if t.map and t.level == 1 and t.type == "list_item_open"]
     return sorted((t.map[0], t.type) for t in (*top, *items) if t.map)
-
-
-def _cells(char: str) -> int:
-    """Columns that a character takes at most."""
-    if char == "\t":
-        return 4
-    return 2 if char == "\N{VARIATION SELECTOR-16}" else max(cell_len(char), 0)
 
 
 class _Heading(markdown.Heading):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from rlx.cli.chat.conversation import AttachedImage, Conversation, Question
 from rlx.cli.command import ALIASES
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import WINDOWS, ending_options, sample_opts, sampling_options
-from rlx.cli.output import Bars, counted, stdout
+from rlx.cli.output import Bars, counted, moves_cursor, stdout
 from rlx.engine.request import Context
 from rlx.errors import ChatError, MultimodalError, PromptError, RlxError
 from rlx.prompt import Prompt
@@ -388,18 +387,13 @@ class Session:
 
     def _display(self, ids: list[int]) -> Display | None:
         """The display that draws the answer in a terminal; None where plain text is wanted."""
-        if not can_draw():
+        if not moves_cursor(sys.stdout):
             return None
         is_open = self._tags is not None and self._tags.is_open(self.runner.tokenizer, ids)
         values = self.settings.values
         return chat.markdown.Display(
             stdout(), splitter(self._tags, is_open), markdown=values["markdown"], fold=values["fold_thinking"]
         )
-
-
-def can_draw() -> bool:
-    """Whether stdout is a terminal that knows more than lines of text."""
-    return bool(sys.stdout and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb")
 
 
 def said(runner: Model, answer: Answer, end: str) -> str:
