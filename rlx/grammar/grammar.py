@@ -16,7 +16,7 @@ from typing import Any, Literal
 from rlx.errors import GrammarError
 from rlx.grammar.package import grammar_error, llguidance
 from rlx.grammar.trial import Trial, tried
-from rlx.text.tool_calls.lark import JSON_SPACE, escaped
+from rlx.text.tool_calls.lark import JSON_SPACE, closed, escaped
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -277,29 +277,6 @@ def schema_text(schema: Any) -> str:
     if schema is False:
         raise GrammarError("the schema false allows no value", where=where)
     return _checked_text(text, where)
-
-
-_NAMED = ("properties", "$defs", "patternProperties")  # keywords with a schema for each name
-_VALUES = ("default", "examples", "const", "enum")  # keywords with values, not schemas
-
-
-def closed(schema: Any) -> Any:
-    """A schema whose objects have no further properties, where it does not say whether they have any."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {}
-    for name, value in schema.items():
-        if name in _NAMED and isinstance(value, dict):
-            found[name] = {each: closed(inner) for each, inner in value.items()}
-        else:
-            found[name] = value if name in _VALUES else closed(value)
-    return {**found, "additionalProperties": False} if "properties" in found and _is_open(found) else found
-
-
-def _is_open(schema: dict[str, Any]) -> bool:
-    return "additionalProperties" not in schema and "unevaluatedProperties" not in schema
 
 
 def is_pydantic(value: Any) -> bool:

@@ -127,16 +127,16 @@ class Metrics:
         self._server = server
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # memory, descriptors and CPU time, as every exporter has them
-        self._histograms = {name: self._histogram(name, text, of) for name, (text, of) in _HISTOGRAMS.items()}
+        self._histograms = {
+            name: Histogram(PREFIX + name, text, ("model_name",), registry=self._registry, buckets=buckets)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts, those that the cache knew included")
         self._cached = self._counter("prompt_tokens_cached", "Tokens of prompts that the cache knew")
         self._tokens = self._counter("generation_tokens", "Tokens of answers that clients were given")
         self._ends = self._counter("request_success", "Choices that ended, by reason", "finished_reason")
         self._requests = self._counter("http_requests", "Requests over HTTP", "method", "path", "status")
         self._gone = self._counter("http_requests_gone", "Requests whose client went away before the end")
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, text, ("model_name",), registry=self._registry, buckets=buckets)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, ("model_name", *labels), registry=self._registry)

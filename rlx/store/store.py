@@ -516,7 +516,7 @@ class Eviction:
             "small",
             f"the limit of {budget.folder} {self._store.root}, {env.size(self._store.limit)}, is too small: this"
             f" process stored {env.size(needed)}, evicts what it stored itself, and the next start compiles it again."
-            f" Raise {budget.option} (to {_limit_text(2 * needed)}, for example), or say RLX_CACHE=off",
+            f" Raise {budget.option} (to {-(-2 * needed // 2**20)}M, for example), or say RLX_CACHE=off",
         )
 
     def total(self) -> int:
@@ -541,8 +541,3 @@ class Eviction:
     def _note(self, nbytes: int) -> None:
         with Folder(self._store.root) as root:
             root.replace_file(self._store.budget.total, str(nbytes).encode(), sync=self._store.budget.is_synced)
-
-
-def _limit_text(nbytes: int) -> str:
-    """A value for RLX_CACHE_LIMIT of at least so many bytes."""
-    return f"{-(-nbytes // 2**20)}M"

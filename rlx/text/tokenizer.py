@@ -130,11 +130,7 @@ def _byte_level_bytes(text: str) -> bytes:
 
 def is_byte_token(text: str) -> bool:
     """Whether a token's text has the form `<0xHH>` of a byte token."""
-    return len(text) == 6 and text.startswith("<0x") and text.endswith(">") and _is_hex(text[3:5])
-
-
-def _is_hex(text: str) -> bool:
-    return all(char in "0123456789ABCDEFabcdef" for char in text)
+    return re.fullmatch("<0x[0-9A-Fa-f]{2}>", text) is not None
 
 
 # Tokens that end a generation whatever the metadata says, because models are published without naming them.

@@ -56,7 +56,8 @@ def described(scheme: Scheme) -> str:
     method = str(scheme.get("quant_method"))
     if method == "compressed-tensors":
         each = (
-            f"{group.get('type')} of {group.get('num_bits')} bits, {_spread(group)}{_zeros(group)}"
+            f"{group.get('type')} of {group.get('num_bits')} bits, {_spread(group)}"
+            + ("" if group.get("symmetric", True) else ", zero points")
             for group in _groups(scheme)
         )
         return f"compressed-tensors: {'; '.join(dict.fromkeys(each))}"
@@ -81,10 +82,6 @@ def _spread(weights: Scheme) -> str:
     if type(size) is int and size > 0:
         return f"groups of {size}"
     return {"tensor": "a scale a tensor"}.get(str(weights.get("strategy")), "a scale a row")
-
-
-def _zeros(weights: Scheme) -> str:
-    return "" if weights.get("symmetric", True) else ", zero points"
 
 
 def group_sizes(scheme: Scheme) -> set[int]:

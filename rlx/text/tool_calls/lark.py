@@ -114,7 +114,7 @@ def json_value(schema: Any, root: Mapping[str, Any] = {}) -> str:
 def closed(schema: Any) -> Any:
     """The schema without properties that it does not name, where it does not speak of others.
 
-    JSON Schema allows any further property then, which no tool means.
+    JSON Schema allows any further property then, which neither a tool nor a class of pydantic models means.
     """
     if isinstance(schema, list):
         return [closed(each) for each in schema]
@@ -322,8 +322,9 @@ def _single(schema: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """The branches of a schema that is not combined of others."""
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
-        kinds = _kinds(schema.get("type"))
-        found = [value for value in values if not kinds or type_of(value) in kinds or _is_whole(value, kinds)]
+        kinds = set(_kinds(schema.get("type")))
+        kinds |= {"integer"} if "number" in kinds else set()
+        found = [value for value in values if not kinds or type_of(value) in kinds]
         if not found:
             raise ToolError("the schema allows no value", where=where)
         return [{"const": value} for value in found]
@@ -341,10 +342,6 @@ def _of_kind(schema: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _kinds(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [each for each in value if isinstance(each, str)] if value else []
-
-
-def _is_whole(value: Any, kinds: Iterable[str]) -> bool:
-    return type_of(value) == "integer" and "number" in kinds
 
 
 def _guessed(schema: Mapping[str, Any]) -> list[str]:

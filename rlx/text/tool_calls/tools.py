@@ -276,9 +276,9 @@ def _one_call_each(messages: Messages) -> Messages:
     waiting: Messages = []  # further calls of the last message that had several
     for message in messages:
         if message["role"] == "tool" and waiting:
-            at = next((k for k, each in enumerate(waiting) if _id(each) == message.get("tool_call_id")), None)
-            if at is not None:
-                found.append(waiting.pop(at))
+            ids, called = [each["tool_calls"][0].get("id") for each in waiting], message.get("tool_call_id")
+            if called in ids:
+                found.append(waiting.pop(ids.index(called)))
             found.append(message)
             continue
         found += waiting
@@ -289,10 +289,6 @@ def _one_call_each(messages: Messages) -> Messages:
             message = {**message, "tool_calls": calls[:1]}
         found.append(message)
     return found + waiting
-
-
-def _id(message: Mapping[str, Any]) -> Any:
-    return message["tool_calls"][0].get("id")
 
 
 def prompted(
@@ -322,13 +318,10 @@ def _said(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         name = f" of {message['name']}" if message.get("name") else ""
         return {"role": "user", "content": _joined(f"Result{name}:", message["content"])}
-    lines = [_line(call["function"]) for call in message.get("tool_calls") or ()]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    lines = [json.dumps({"name": each["name"], "parameters": each["arguments"]}, ensure_ascii=False) for each in calls]
     said = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**said, "content": _joined(message["content"], "\n".join(lines))} if lines else said
-
-
-def _line(function: Mapping[str, Any]) -> str:
-    return json.dumps({"name": function["name"], "parameters": function["arguments"]}, ensure_ascii=False)
 
 
 def _described(messages: Messages, tools: Sequence[Mapping[str, Any]], template: ChatTemplate) -> Messages:
