@@ -322,9 +322,9 @@ def _single(schema: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """The branches of a schema that is not combined of others."""
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
-        kinds = set(_kinds(schema.get("type")))
-        kinds |= {"integer"} if "number" in kinds else set()
-        found = [value for value in values if not kinds or type_of(value) in kinds]
+        allowed = {*_kinds(schema.get("type"))}
+        allowed |= {"integer"} if "number" in allowed else set()
+        found = [value for value in values if not allowed or type_of(value) in allowed]
         if not found:
             raise ToolError("the schema allows no value", where=where)
         return [{"const": value} for value in found]
