@@ -43,7 +43,7 @@ FILES: dict[str, tuple[str, str]] = {
     "gpt_oss": ("gpt-oss", "gpt_oss"),
     "deepseek": ("deepseek2 mistral4", "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v2 mistral4"),
     "cohere": ("command-r cohere2", "cohere cohere2"),
-    "starcoder2": ("starcoder2", "starcoder2"),
+    "starcoder2": ("starcoder2 stablelm nemotron", "starcoder2 stablelm nemotron"),
     "granite": (
         "granite minicpm granitemoe granitehybrid",
         "granite minicpm granitemoe granitemoeshared granitemoehybrid",
@@ -128,7 +128,7 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
     **dict.fromkeys(("phi2", "phi", "phi4"), _OTHER),
-    **dict.fromkeys(("exaone", "olmo", "nemotron", "chatglm"), _OTHER),
+    **dict.fromkeys(("exaone", "olmo", "chatglm"), _OTHER),
     **dict.fromkeys(("llada", "bonsai"), _OTHER),
     "omnicoder": _OTHER,
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "gemma4-assistant"), _DRAFTER),

@@ -1,32 +1,47 @@
-"""StarCoder2: Llama with layer norms, biases everywhere, and an MLP without a gate.
+"""StarCoder2, StableLM 2 and Nemotron (Minitron): Llama with layer norms, which have biases.
 
-A family file: what its files say; the equations are those of `llama.py`. Source: StarCoder2 (arXiv 2402.19173).
+A family file: what its files say; the equations are those of `llama.py`. StarCoder2 and Nemotron have an MLP without a
+gate, StableLM 2 and Nemotron rope in a part of each head. Sources: StarCoder2 (arXiv 2402.19173), StableLM 2 (arXiv
+2402.17834), Nemotron-4 (arXiv 2402.16819).
 """
 
 from __future__ import annotations
 
-from rlx.models import llama
-from rlx.models.architectures import QKVO, Architecture, all_slide
-from rlx.models.names import ATTENTION, BIASED, DECODER, FUSED_QKV, LINEAR, Row, Table
+from dataclasses import replace
+from typing import Any
 
-_LAYER = (
-    *ATTENTION,
-    *FUSED_QKV,
-    Row("ffn_up", "mlp.c_fc", LINEAR),
-    Row("ffn_down", "mlp.c_proj", LINEAR),
-    Row("attn_norm", "input_layernorm", BIASED),
-    Row("ffn_norm", "post_attention_layernorm", BIASED),
+from rlx.models import llama
+from rlx.models.architectures import QKV, QKVO, Architecture, all_slide
+from rlx.models.keys import Keys
+from rlx.models.names import ATTENTION, BIASED, DECODER, FUSED_QKV, LAYER, LINEAR, Row, Table
+
+
+def _sequential(keys: Keys) -> dict[str, Any]:
+    """StableLM 2 12B is refused."""
+    keys.require("use_parallel_residual", False, "parallel blocks are not supported for this architecture")
+    keys.require("qk_layernorm", False, "norms on the heads of q and k are not supported for this architecture")
+    return {}
+
+
+_NORMS = (Row("attn_norm", "input_layernorm", BIASED), Row("ffn_norm", "post_attention_layernorm", BIASED))
+_HEAD_NORMS = (Row("attn_q_norm", None), Row("attn_k_norm", None))
+_DECODER = (*DECODER, Row("output_norm", "norm", ("bias",)))
+_MLP = (Row("ffn_up", "mlp.c_fc", LINEAR), Row("ffn_down", "mlp.c_proj", LINEAR))
+_LAYER_NORMS = Architecture(
+    llama.build,
+    Table((*LAYER, *_NORMS), _DECODER),
+    (),
+    norm="layer",
+    bf16=True,
+    biases=("attn_norm", "ffn_norm", "output_norm"),
 )
 ARCHITECTURES = {
-    "starcoder2": Architecture(
-        llama.build,
-        Table(_LAYER, (*DECODER, Row("output_norm", "norm", ("bias",)))),
-        ("starcoder2",),
-        norm="layer",
-        bf16=True,
+    "starcoder2": replace(
+        _LAYER_NORMS,
+        names=Table((*ATTENTION, *FUSED_QKV, *_MLP, *_NORMS), _DECODER),
+        model_types=("starcoder2",),
         gated_ffn=False,
         activation="gelu_tanh",
-        biases=("attn_norm", "ffn_norm", "output_norm"),
         gguf_period=1 << 30,
         hf_sliding=all_slide,
         hf_layer_types=False,
@@ -38,5 +53,25 @@ ARCHITECTURES = {
             "tie_word_embeddings": True,
             "use_bias": True,
         },
+    ),
+    "stablelm": replace(
+        _LAYER_NORMS,
+        names=Table((*LAYER, *_NORMS, *_HEAD_NORMS), _DECODER),
+        model_types=("stablelm",),
+        partial_rope=0.25,
+        hf_spelling=_sequential,
+        hf_keys={"eps": "layer_norm_eps"},
+        hf_biases={"use_qkv_bias": QKV},
+        hf_defaults={"layer_norm_eps": 1e-5},
+    ),
+    "nemotron": replace(
+        _LAYER_NORMS,
+        model_types=("nemotron",),
+        norm_offset=1.0,
+        gated_ffn=False,
+        activation="relu2",
+        partial_rope=0.5,
+        hf_keys={"eps": "norm_eps"},
+        hf_defaults={"hidden_act": "relu2", "norm_eps": 1e-5},
     ),
 }

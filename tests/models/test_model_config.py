@@ -150,6 +150,8 @@ def test_what_changes_the_computation_in_a_way_that_no_family_has_is_refused() -
         golden("olmoe", clip_qkv=8.0)
     with pytest.raises(UnsupportedModelError, match=r"'score_function' is 'softmax': only Ling 2\.0"):
         golden("ling2", score_function=REMOVED)
+    with pytest.raises(UnsupportedModelError, match="'use_parallel_residual' is True: parallel blocks"):
+        golden("stablelm", use_parallel_residual=True)
     with pytest.raises(UnsupportedModelError, match="'use_qk_norm' is True: norms on the heads of q and k"):
         golden("command-r", use_qk_norm=True)
     part = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
