@@ -443,7 +443,7 @@ class Tokenizer:
         return self.vocabulary.tokens[token]
 
     def _check_id(self, token: object) -> None:
-        if not isinstance(token, Integral) or not 0 <= int(token) < self.vocab_size:
+        if not isinstance(token, Integral) or not 0 <= int(token) < len(self.vocabulary.tokens):
             raise TokenizerError(f"{token!r:.80} is no id of the vocabulary of {self.vocab_size} tokens")
 
     def tokens_with(self, text: str) -> frozenset[int]:
