@@ -162,24 +162,21 @@ def _linear_of_heads(x: Node, weight: Node, attrs: Attrs) -> tuple[Shape, DType]
     return (*x.shape[:2], weight.shape[1]), F32
 
 
-def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = (
-        len(inputs) in (1, 2)
-        and inputs[0].dtype is F32
-        and len(inputs[0].shape) >= 2
-        and (len(inputs) == 1 or (inputs[1].shape == inputs[0].shape[-1:] and inputs[1].dtype is F32))
-    )
-    _check(ok, "rms_norm", inputs, "f32 x [rows, ..., width] and optionally f32 weight [width]")
-    _activations("rms_norm", attrs["out"], ACTIVATIONS)
-    return (inputs[0].shape, F32) if attrs["out"] == "f32" else quantize(inputs[:1], {"out": attrs["out"]})
+def norm(op: str, most: int, expected: str) -> Rule:
+    """Rows, and optionally up to `most` vectors of a row's width."""
+
+    def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+        ok = 1 <= len(inputs) <= 1 + most and all(n.dtype is F32 for n in inputs) and len(inputs[0].shape) >= 2
+        ok = ok and all(n.shape == inputs[0].shape[-1:] for n in inputs[1:])
+        _check(ok, op, inputs, expected)
+        _activations(op, attrs["out"], ACTIVATIONS)
+        return (inputs[0].shape, F32) if attrs["out"] == "f32" else quantize(inputs[:1], {"out": attrs["out"]})
+
+    return rule
 
 
-def layer_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) in (1, 2, 3) and all(n.dtype is F32 for n in inputs) and len(inputs[0].shape) >= 2
-    ok = ok and all(n.shape == inputs[0].shape[-1:] for n in inputs[1:])
-    _check(ok, "layer_norm", inputs, "f32 x [rows, ..., width] and optionally f32 weight [width] and bias [width]")
-    _activations("layer_norm", attrs["out"], ACTIVATIONS)
-    return (inputs[0].shape, F32) if attrs["out"] == "f32" else quantize(inputs[:1], {"out": attrs["out"]})
+rms_norm = norm("rms_norm", 1, "f32 x [rows, ..., width] and optionally f32 weight [width]")
+layer_norm = norm("layer_norm", 2, "f32 x [rows, ..., width] and optionally f32 weight [width] and bias [width]")
 
 
 def quantize(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:

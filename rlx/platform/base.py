@@ -32,6 +32,10 @@ class Pipes(ABC):
     Methods take a time of `time.monotonic()`.
     """
 
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
+
     @abstractmethod
     def write(self, data: bytes, deadline: float) -> None:
         """Writes all of it.
@@ -58,8 +62,7 @@ class ThreadPipes(Pipes):
     """For systems without `poll`: a thread reads, another one writes, and both end with the child."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
+        super().__init__(process)
         self._written: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()  # of writes
         self._found: queue.Queue[bytes] = queue.Queue(8)

@@ -30,8 +30,7 @@ class PollPipes(Pipes):
     """For systems with `poll`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
+        super().__init__(process)
         os.set_blocking(self._to, False)
         os.set_blocking(self._from, False)
 
