@@ -172,15 +172,12 @@ def predicted(engine: Engine, loop: EngineLoop, context: Context, all_positions:
 
 def recomputed(engine: Engine, ids: list[int], embeddings: PromptEmbeddings | None = None) -> Logits:
     """The logits after some ids, computed from nothing; in the loop's thread."""
-    sequence = engine.open_sequence((), embeddings, shared=False)
-    try:
+    with closing(engine.open_sequence((), embeddings, shared=False)) as sequence:
         while (at := len(sequence)) < len(ids):
             part = ids[at : sequence.call_end(at, engine.most_rows)]
             (found,) = engine.step([Segment(sequence, part)])
         assert found is not None
         return found
-    finally:
-        sequence.close()
 
 
 def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callable[[Logits, list[int]], T]) -> list[T]:
