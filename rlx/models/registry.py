@@ -123,13 +123,9 @@ _VISION = "it takes images"
 _DRAFTER = 'it only drafts, for a Gemma 4: give it as speculative="model:PATH"'
 _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
-    **dict.fromkeys(("glm5",), _MOE),
-    **dict.fromkeys(("phimoe", "minimax"), _MOE),
-    **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
+    **dict.fromkeys(("glm5", "phimoe", "minimax", "deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
-    **dict.fromkeys(("phi2", "phi", "phi4"), _OTHER),
-    **dict.fromkeys(("exaone", "olmo", "chatglm"), _OTHER),
-    **dict.fromkeys(("llada", "bonsai"), _OTHER),
-    "omnicoder": _OTHER,
+    **dict.fromkeys(("phi2", "phi", "phi4", "exaone", "olmo", "chatglm", "llada", "bonsai", "omnicoder"), _OTHER),
+    **dict.fromkeys(("falcon-h1", "falcon_h1", "afmoe", "apertus", "exaone-moe", "exaone_moe", "bailingmoe"), _OTHER),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "gemma4-assistant"), _DRAFTER),
 }

@@ -33,10 +33,13 @@ from rlx.passes.options import Options
 from rlx.sampling.choice import UNIFORM, Sampler, choose
 from rlx.store.cache import CompileCache
 
-#: Recurrent states and quantized weights. Slow cases: windows and soft caps, which `test_cuda_kernels.py` computes,
+#: Recurrent states, quantized weights, layer norms. Slow cases: windows and soft caps, which `test_cuda_kernels.py` computes,
 #: latent attention, experts with sinks.
-FAMILIES = {"gemma2": "hf", "deepseek-v3": "hf", "qwen35": "hf", "gpt-oss": "hf", "llama-k256": "model-Q4_K_M.gguf"}
-SLOW = ("gemma2", "deepseek-v3", "gpt-oss")
+FAMILIES = {
+    **dict.fromkeys(("gemma2", "deepseek-v3", "qwen35", "gpt-oss", "cohere2"), "hf"),
+    "llama-k256": "model-Q4_K_M.gguf",
+}
+SLOW = ("cohere2", "gemma2", "deepseek-v3", "gpt-oss")
 OPTIONS: dict[str, Any] = {
     "precision": "exact", "max_seq": 96, "profile": {"buckets": {"seq": [1, 32, 128]}}, "compile_ahead": False,
 }  # fmt: skip
