@@ -33,8 +33,8 @@ from rlx.passes.options import Options
 from rlx.sampling.choice import UNIFORM, Sampler, choose
 from rlx.store.cache import CompileCache
 
-#: Recurrent states, quantized weights, layer norms. Slow cases: windows and soft caps, which `test_cuda_kernels.py` computes,
-#: latent attention, experts with sinks.
+#: Recurrent states and quantized weights. Slow cases: windows and soft caps, which `test_cuda_kernels.py` computes,
+#: latent attention, experts with sinks, layer norms.
 FAMILIES = {
     **dict.fromkeys(("gemma2", "deepseek-v3", "qwen35", "gpt-oss", "cohere2"), "hf"),
     "llama-k256": "model-Q4_K_M.gguf",
