@@ -182,7 +182,7 @@ def _row(program: Lowered, number: int, at: int, node: Node, launch: Launch) -> 
         place = program.operand(arg, number) if isinstance(arg, Node) else program.buffer(node)
         pointers.append([place.kind, place.name or place.offset])
     blocks = launch.blocks
-    counts = [str(blocks.count), blocks.per, blocks.times, blocks.split]
+    counts = [str(blocks.count), blocks.per, blocks.times, blocks.split, blocks.least, blocks.most]
     sizes = {"scratch": str(launch.scratch), "counters": str(launch.counters)}
     return {"pointers": pointers, "blocks": counts, "sizes": sizes, "region": number}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 
 from rlx.backends.cuda.code import Code, Kernel, Own, kernel_of
@@ -22,19 +24,35 @@ from rlx.passes.program import maker, root
 #: same with a size per range of positions, and counters, which are 0 between kernels.
 RESULT, SCRATCH, PER_RANGE, COUNTERS = -1, -2, -3, -4
 
+#: More than any count.
+ANY = 1 << 62
+
 
 @dataclass(frozen=True)
 class Blocks:
-    """How many blocks a launch has: ceil(count / per) * times, and once more for each range of positions if `split`."""
+    """How many blocks a launch has: ceil(count / per) * times, and once more for each range of positions if `split`.
+
+    None unless the count is from `least` to `most`: another kernel then serves.
+    """
 
     count: DimLike
     per: int = 1
     times: int = 1
     split: bool = False
+    least: int = 0
+    most: int = ANY
 
 
 #: What a pointer of a kernel is: a value, or one of the numbers above.
 Arg = Node | int
+
+
+class Body(ABC):
+    """What a kernel does, as data: that of equal ones is the same."""
+
+    @abstractmethod
+    def __call__(self, k: Code) -> None:
+        """Writes the kernel."""
 
 
 @dataclass(frozen=True)
@@ -98,23 +116,14 @@ class Context:
         self, op: str, pointers: Mapping[str, int | None], body: Callable[[Code], None], own: Sequence[Launch] = (),
         soon: Sequence[tuple[int, int]] = (), *, split: bool = False,
     ) -> Kernel:  # fmt: skip
-        """A kernel, named by its op and a digest of its text."""
-        each = [Own(some.kernel, some.blocks.count, some.blocks.per, some.blocks.times) for some in own]
+        """A kernel, named by its op and a digest of its text. That of a `Body` is made once."""
+        assert not (split and self.inner), "what a block computes for itself is not split"
+        each = tuple(Own(some.kernel, some.blocks.count, some.blocks.per, some.blocks.times) for some in own)
         start = self.start if own or self.inner else 0
         features = replace(self.features, overlaps=self.features.overlaps and not self.inner)
-        code = Code("KERNEL", pointers, self.symbols, features, each, soon, start)
-        if split:
-            assert not self.inner, "what a block computes for itself is not split"
-            code.pointers["out"] = replace(code.pointers["out"], peers=self.layouts.cards - 1)
-        body(code)
-        kernel = kernel_of(code)
-        if kernel.shared > self.features.shared:
-            what = (
-                f"a block of {op} takes {kernel.shared} bytes of shared memory, of {self.features.shared} of this card"
-            )
-            raise CompileError(what, where="device cuda", hint='Choose another card, or device="cpu".')
-        name = f"{op}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:16]}"
-        return replace(kernel, name=name, text=kernel.text.replace("@KERNEL", f"@{name}"))
+        make = _kernel if isinstance(body, Body) else _kernel.__wrapped__
+        peers = self.layouts.cards - 1 if split else 0
+        return make(op, tuple(pointers.items()), body, self.symbols, features, each, tuple(soon), start, peers)
 
     def launch(
         self, n: Node, op: str, args: Mapping[str, Arg], blocks: Blocks, body: Callable[[Code], None],
@@ -152,6 +161,23 @@ class Context:
     def most(self, dim: DimLike) -> int:
         """The largest value of a dim."""
         return dims.bounds(dim, self.bounds)[1]
+
+
+@lru_cache(maxsize=256)
+def _kernel(
+    op: str, pointers: tuple[tuple[str, int | None], ...], body: Callable[[Code], None], symbols: tuple[str, ...],
+    features: Features, own: tuple[Own, ...], soon: tuple[tuple[int, int], ...], start: int, peers: int,
+) -> Kernel:  # fmt: skip
+    code = Code("KERNEL", dict(pointers), symbols, features, own, soon, start)
+    if peers:
+        code.pointers["out"] = replace(code.pointers["out"], peers=peers)
+    body(code)
+    kernel = kernel_of(code)
+    if kernel.shared > features.shared:
+        what = f"a block of {op} takes {kernel.shared} bytes of shared memory, of {features.shared} of this card"
+        raise CompileError(what, where="device cuda", hint='Choose another card, or device="cpu".')
+    name = f"{op}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:16]}"
+    return replace(kernel, name=name, text=kernel.text.replace("@KERNEL", f"@{name}"))
 
 
 def _soon(arg: Arg) -> int:

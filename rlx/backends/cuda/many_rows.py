@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlx.backends.cuda.code import I8, I64, THREADS, Code, Value
 from rlx.backends.cuda.kernels import attention_prompt as prompts
@@ -15,11 +15,14 @@ from rlx.backends.cuda.kernels import groups, row_parts
 from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
-from rlx.backends.cuda.kernels.large_shape import Shape, shape_of, shape_of_experts, stages_of
+from rlx.backends.cuda.kernels.cards import Part
+from rlx.backends.cuda.kernels.large_shape import Shape, Sized, shape_of_experts, shapes_of, stages_of
 from rlx.backends.cuda.kernels.matrix_large import Rows
-from rlx.backends.cuda.launches import SCRATCH, Arg, Blocks, Context, Launch
-from rlx.backends.cuda.layouts import ROWS, form_of
+from rlx.backends.cuda.kernels.row_parts import Parts
+from rlx.backends.cuda.launches import ANY, SCRATCH, Arg, Blocks, Body, Context, Launch
+from rlx.backends.cuda.layouts import ROWS, Form, form_of
 from rlx.backends.sizes import extent, rows, static
+from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import BF16
 from rlx.ir.node import Node
@@ -36,65 +39,103 @@ def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[L
     """
     if not c.features.bf16:
         return []
-    part, count = c.part(static(weight, 0)), n.shape[0]
-    shape = _shape(n, c, weight, count, max(part.count, c.outputs), _parts(args))
-
-    def place(k: Code, block: Value) -> Rows:
-        first, some = block * shape.rows, k.number(k.dim(count))
-        return Rows(
-            row=lambda i: k.smaller(first + i, some - 1),
-            valid=lambda i: first + i < some,
-            start=lambda i: part.place(k, (first + i) * part.whole),
-        )
-
-    return _products(n, c, args, weight, shape, count, Blocks(count, shape.rows), place)
+    part = c.part(static(weight, 0))
+    return _products(n, c, args, weight, _Beside(n.shape[0], part, 1), max(part.count, c.outputs))
 
 
 def heads(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
     """Of x [rows, heads, k] each head has its own matrix."""
-    x = n.inputs[0]
-    count, part, number = x.shape[0], c.part(static(weight, 1)), static(x, 1)
-    shape = _shape(n, c, weight, count, part.count * number, 1)
+    part, number = c.part(static(weight, 1)), static(n.inputs[0], 1)
+    return _products(n, c, args, weight, _Beside(n.shape[0], part, number), part.count * number)
 
-    def place(k: Code, block: Value) -> Rows:
-        first, head, some = block // number * shape.rows, block % number, k.number(k.dim(count))
+
+@dataclass(frozen=True)
+class _Beside:
+    """The rows of blocks of a linear layer, or of some that have a matrix of x each, side by side.
+
+    Attributes:
+        count: rows of x.
+        part: what a card has of the outputs.
+        number: of matrices.
+    """
+
+    count: DimLike
+    part: Part
+    number: int
+
+    def sizes(self, n: Node, c: Context, form: Form, parts: int, outputs: int) -> list[Sized]:
+        """The shapes of its blocks."""
+        given = form, dims.bounds(self.count, c.bounds), outputs, parts
+        return shapes_of(*given, c.features.together, _split(n, c), c.features.shared)
+
+    def blocks(self, size: Sized) -> Blocks:
+        """How many there are, without those for tiles of the weights."""
+        return Blocks(self.count, size.shape.rows, self.number, least=size.least, most=size.most)
+
+    def __call__(self, k: Code, block: Value, own: int) -> Rows:
+        """The `own` rows of a block."""
+        number, part = self.number, self.part
+        first, some = block // number * own, k.number(k.dim(self.count))
         return Rows(
-            row=lambda i: k.smaller(first + i, some - 1) * number + head,
+            row=lambda i: k.smaller(first + i, some - 1) * number + block % number,
             valid=lambda i: first + i < some,
-            start=lambda i: part.place(k, ((first + i) * number + head) * part.whole),
-            matrix=head,
+            start=lambda i: part.place(k, ((first + i) * number + block % number) * part.whole),
+            matrix=block % number if number > 1 else None,
         )
 
-    return _products(n, c, args, weight, shape, rows(x), Blocks(count, shape.rows, number), place)
 
+@dataclass(frozen=True)
+class _OfExperts:
+    """The rows of blocks of experts.
 
-def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
-    """Rows that each go to some experts: those of one are computed together."""
-    x, ids = n.inputs[:2]
-    slots, own_rows, units = static(ids, 1), len(x.shape) == 3, extent(ids.shape, ids)
-    count, part = static(weight, 0), c.part(static(weight, 1))
-    shape = shape_of_experts(c.most(units), count, _parts(args), c.features.together)
-    before = -(-4 * (c.most(units) + count + 1) // 256) * 256  # bytes of the groups, in front of the rows
+    Attributes:
+        units: pairs of a row and an expert.
+        count: of experts.
+        part: what a card has of the outputs.
+        slots: experts of a row.
+        own_rows: whether each pair has a row of its own.
+    """
 
-    def place(k: Code, block: Value) -> Rows:
+    units: DimLike
+    count: int
+    part: Part
+    slots: int
+    own_rows: bool
+
+    def sizes(self, n: Node, c: Context, form: Form, parts: int, outputs: int) -> list[Sized]:
+        """The shape of its blocks."""
+        return [Sized(0, ANY, shape_of_experts(c.most(self.units), self.count, parts, c.features.together))]
+
+    def blocks(self, size: Sized) -> Blocks:
+        """How many there are, without those for tiles of the weights."""
+        return Blocks(self.units + self.count * size.shape.rows, size.shape.rows)
+
+    def __call__(self, k: Code, block: Value, own: int) -> Rows:
+        """The `own` rows of a block."""
         k.wait()  # the groups come from the kernel before
-        table = k.pointers["scratch"]
-        found = groups.find(k, table, count, shape.rows, block)
+        table, count, part = k.pointers["scratch"], self.count, self.part
+        found = groups.find(k, table, count, own, block)
 
         def unit(i: Value) -> Value:
             return groups.unit(k, table, count, k.smaller(found.start + i, found.end - 1))
 
         return Rows(
-            row=lambda i: unit(i) if own_rows else unit(i) // slots,
+            row=lambda i: unit(i) if self.own_rows else unit(i) // self.slots,
             valid=lambda i: found.start + i < found.end,
             start=lambda i: part.place(k, unit(i) * part.whole),
             matrix=found.expert,
             some=found.start < found.end,
         )
 
+
+def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
+    """Rows that each go to some experts: those of one are computed together."""
+    x, ids = n.inputs[:2]
+    units, count = extent(ids.shape, ids), static(weight, 0)
+    place = _OfExperts(units, count, c.part(static(weight, 1)), static(ids, 1), len(x.shape) == 3)
+    before = -(-4 * (c.most(units) + count + 1) // 256) * 256  # bytes of the groups, in front of the rows
     given = {name: arg for name, arg in args.items() if name != "ids"}
-    blocks = Blocks(units + count * shape.rows, shape.rows)
-    launches = _products(n, c, given, weight, shape, units if own_rows else x.shape[0], blocks, place, before)
+    launches = _products(n, c, given, weight, place, 0, before)
     if not launches:
         return []
 
@@ -111,73 +152,110 @@ def _split(n: Node, c: Context) -> int:
     return 1 if n.inputs[0].dtype is BF16 else 3 if c.exact else 2
 
 
-def _shape(n: Node, c: Context, weight: Node, count: DimLike, outputs: int, parts: int) -> Shape:
-    form = form_of(weight.dtype)
-    return shape_of(form, c.most(count), outputs, parts, c.features.together, _split(n, c), c.features.shared)
+@dataclass(frozen=True)
+class _Multiply(Body):
+    """The body of a kernel of products.
 
-
-def _parts(args: Mapping[str, Arg]) -> int:
-    """Weights of a layer: 2 if it is gated."""
-    return len([name for name in args if name[0] == "w"])
-
-
-def _products(
-    n: Node, c: Context, args: Mapping[str, Arg], weight: Node, shape: Shape, x_rows: DimLike, blocks: Blocks,
-    place: Callable[[Code, Value], Rows], before: int = 0,
-) -> list[Launch]:  # fmt: skip
-    """The kernel that stores parts of the rows of x, if these are not taken as they are, and that of the products.
-
-    Args:
-        args: the pointers of the products; "x" is the rows of x.
-        x_rows: number of these.
+    Attributes:
+        form: of the weights.
+        x: how x lies in memory.
+        shape: how the work is shared.
+        stages: chunks in shared memory.
+        gated, out: as of `Large`.
+        place: number of a block among those for other rows, and how many rows it has -> these.
         blocks: without those for tiles of the weights.
-        place: number among them -> the rows of a block.
-        before: bytes in front of the stored parts.
+        weights, biases: names of their pointers.
+        before: bytes in front of the parts of x that another kernel stored; None if x is taken as it is.
     """
-    attrs, form = dict(n.attrs), form_of(weight.dtype)
-    gated, out, parts = attrs.get("gated"), attrs.get("out", "f32"), _parts(args)
-    part, width = c.part(static(weight, -2)), static(weight, -1)
-    count, each = _split(n, c), shape.tiles(parts)
-    taken = row_parts.as_they_are(width) if count == 1 else None
-    split = taken or row_parts.parts_of(width, count)
-    stages = stages_of(form, shape, c.features.shared, count)
-    if not stages or c.own:
-        return []
-    tiles = -(-part.count // (ROWS * each))
 
-    def write(k: Code) -> None:
-        row_parts.write_parts(k, split, k.dim(x_rows), before)
+    form: Form
+    x: Parts
+    shape: Shape
+    stages: int
+    gated: str | None
+    out: str
+    place: _Beside | _OfExperts
+    blocks: Blocks
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+    before: int | None
 
-    def body(k: Code) -> None:
-        block, tile = _of_tile(k, blocks, tiles)
-        some, of = place(k, block), k.pointers
-        weights = [of[name] for name in args if name[0] == "w"]
+    @property
+    def tiles(self) -> int:
+        """Blocks with the same rows."""
+        return -(-self.place.part.count // (ROWS * self.shape.tiles(len(self.weights))))
+
+    def __call__(self, k: Code) -> None:
+        block, tile = _of_tile(k, self.blocks, self.tiles)
+        some, of, part = self.place(k, block, self.shape.rows), k.pointers, self.place.part
+        weights = [of[name] for name in self.weights]
         if some.matrix is not None:
-            start = some.matrix.to(I64) * form.places(part.count, width)[2]
+            start = some.matrix.to(I64) * self.form.places(part.count, self.x.width)[2]
             weights = [k.at(each, I8, start) for each in weights]
         at = larges.Operands(
             weights=weights,
-            x=of["x"] if taken else k.at(of["scratch"], I8, before),
+            x=of["x"] if self.before is None else k.at(of["scratch"], I8, self.before),
             rows=some,
             out=of["out"],
-            tile=tile * each,
-            bias=[part.numbers(k, of[name]) for name in args if name[0] == "b"],
+            tile=tile * self.shape.tiles(len(weights)),
+            bias=[part.numbers(k, of[name]) for name in self.biases],
             residual=of.get("residual"),
             aligned=part.whole % 4 == 0,
         )
         with k.when(some.some) if some.some else nullcontext():
-            larges.Large(k, form, part.count, split, shape, stages, gated, out).emit(at)
+            large = larges.Large(k, self.form, part.count, self.x, self.shape, self.stages, self.gated, self.out)
+            large.emit(at)
 
-    scratch = before if taken else extent([x_rows, split.nbytes], n) + before
+
+def _products(
+    n: Node, c: Context, args: Mapping[str, Arg], weight: Node, place: _Beside | _OfExperts, outputs: int,
+    before: int = 0,
+) -> list[Launch]:  # fmt: skip
+    """The kernel that stores parts of the rows of x, if these are not taken as they are, and those of the products.
+
+    Args:
+        args: the pointers of the products; "x" is the rows of x.
+        outputs: of the layer, and of those that are computed beside it.
+        before: bytes in front of the stored parts.
+    """
+    x, form, width, count = n.inputs[0], form_of(weight.dtype), static(weight, -1), _split(n, c)
+    gated, out = dict(n.attrs).get("gated"), dict(n.attrs).get("out", "f32")
+    taken = row_parts.as_they_are(width) if count == 1 else None
+    parts = taken or row_parts.parts_of(width, count)
+    weights, biases = (tuple(name for name in args if name[0] == kind) for kind in "wb")
+    sizes = place.sizes(n, c, form, len(weights), outputs)
+    stages = [stages_of(form, size.shape, c.features.shared, count) for size in sizes]
+    if not all(stages) or c.own:
+        return []
+    x_rows = rows(x)
+    scratch = before if taken else extent([x_rows, parts.nbytes], n) + before
     given = args if taken else {name: arg for name, arg in args.items() if name != "x"}
     given = {**given, "scratch": SCRATCH} if before or not taken else given
-    products = c.launch(
-        n, n.op, given, replace(blocks, times=blocks.times * tiles), body, scratch, split=part.split
-    )  # fmt: skip
-    if taken:
-        return [products]
-    items = Blocks(extent([x_rows, split.padded // row_parts.SPLIT], n), THREADS)
-    return [c.launch(n, "parts", {"x": n.inputs[0], "parts": SCRATCH}, items, write, scratch), products]
+    launches = list[Launch]()
+    if not taken:
+        items = Blocks(extent([x_rows, parts.padded // row_parts.SPLIT], n), THREADS)
+        write = _Write(parts, x_rows, before)
+        launches.append(c.launch(n, "parts", {"x": x, "parts": SCRATCH}, items, write, scratch))
+    for size, chunks in zip(sizes, stages, strict=True):
+        blocks = place.blocks(size)
+        body = _Multiply(
+            form, parts, size.shape, chunks, gated, out, place, blocks, weights, biases, None if taken else before
+        )
+        blocks = replace(blocks, times=blocks.times * body.tiles)
+        launches.append(c.launch(n, n.op, given, blocks, body, scratch, split=place.part.split))
+    return launches
+
+
+@dataclass(frozen=True)
+class _Write(Body):
+    """The body of the kernel that stores parts of rows of x."""
+
+    parts: Parts
+    rows: DimLike
+    before: int
+
+    def __call__(self, k: Code) -> None:
+        row_parts.write_parts(k, self.parts, k.dim(self.rows), self.before)
 
 
 def _of_tile(k: Code, blocks: Blocks, tiles: int) -> tuple[Value, Value]:

@@ -70,10 +70,15 @@ class Blocks:
     per: int
     times: int
     split: bool
+    least: int
+    most: int
 
     def value(self, extents: Mapping[str, int]) -> int:
         """Their number."""
-        found = -(-dims.value(self.count, extents) // self.per) * self.times
+        count = dims.value(self.count, extents)
+        if not self.least <= count <= self.most:
+            return 0
+        found = -(-count // self.per) * self.times
         return found * extents[SHARING] if self.split else found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rlx.backends.cuda.code import RESERVED, TYPICAL_MULTIPROCESSORS, WARPS
 from rlx.backends.cuda.kernels.row_parts import CHUNK
@@ -43,31 +44,58 @@ class Shape:
         return self.lines * self.each // parts
 
 
-#: How long a chunk takes with so many columns, in products of eight columns: besides the products there is what a
-#: block does for each chunk, and few columns do not hide it. Measured on an H100.
-_CHUNK_TIME = {32: 32.0, 16: 21.5, 8: 15.5, 4: 14.0}
+#: How long a chunk takes in a block, in products of eight columns: besides the products there is what a block does for
+#: each chunk, and few columns do not hide it. Measured on an H100; of warps that multiply alone an estimate.
+_TOGETHER = {
+    Shape(8, columns, 1, True): time
+    for columns, time in ((32, 32.0), (28, 29.3), (24, 26.7), (20, 24.1), (16, 21.5), (12, 18.5), (8, 15.5), (4, 14.0))
+}
+_ALONE = {Shape(4, 4): 8.0, Shape(2, 2): 5.0}
+
+#: Rows from one number to the next that may have another shape, and what the same one may cost more.
+_STEP, _LITTLE = 64, 1.12
 
 
-def shape_of(form: Form, rows: int, n: int, parts: int, together: bool, count: int, shared: int) -> Shape:
-    """The shape for calls of up to so many rows.
+@dataclass(frozen=True)
+class Sized:
+    """A shape, and the smallest and largest number of rows of the calls that it is for."""
+
+    least: int
+    most: int
+    shape: Shape
+
+
+def shapes_of(
+    form: Form, rows: tuple[int, int], n: int, parts: int, together: bool, count: int, shared: int
+) -> list[Sized]:
+    """Shapes for calls of some rows, those of many first.
+
+    Multiprocessors compute blocks in waves: a shape is good if the last wave is nearly full, and few of its rows are
+    not there.
 
     Args:
+        rows: the smallest and largest number of a call.
         n: outputs of the layer, and of those that are computed beside it.
         parts: 2 if the layer is gated.
         together: whether the card lets four warps multiply together.
         count: of parts of x.
         shared: bytes of shared memory that a block can have.
     """
-    if not together:
-        shapes = [Shape(4, 4), Shape(2, 2)]
-        return next((s for s in shapes if _blocks(s, rows, n, parts) >= TYPICAL_MULTIPROCESSORS), shapes[-1])
-    shapes = [Shape(8, columns, 1, True) for columns in _CHUNK_TIME]
-    fit = [shape for shape in shapes if stages_of(form, shape, shared, count)] or shapes[-1:]
-    return min(fit, key=lambda s: -(-_blocks(s, rows, n, parts) // TYPICAL_MULTIPROCESSORS) * _CHUNK_TIME[s.columns])
+    times = _TOGETHER if together else _ALONE
+    fit = [shape for shape in times if stages_of(form, shape, shared, count)] or [*times][-1:]
 
+    def time(shape: Shape, rows: int) -> float:
+        blocks = -(-n // (shape.tiles(parts) * ROWS)) * -(-rows // shape.rows)
+        return -(-blocks // TYPICAL_MULTIPROCESSORS) * times[shape]
 
-def _blocks(shape: Shape, rows: int, n: int, parts: int) -> int:
-    return -(-n // (shape.tiles(parts) * ROWS)) * -(-rows // shape.rows)
+    found = dict[int, Shape]()
+    last: Shape | None = None
+    for most in (rows[1], *range((rows[1] - 1) // _STEP * _STEP, rows[0] - 1, -_STEP)):
+        best = min((time(shape, most), i, shape) for i, shape in enumerate(fit))
+        if last is None or time(last, most) > _LITTLE * best[0]:
+            found[most] = last = best[-1]
+    ends = [*found, 0]
+    return [Sized(below + 1, most, found[most]) for most, below in pairwise(ends)]
 
 
 def shape_of_experts(units: int, experts: int, parts: int, together: bool) -> Shape:

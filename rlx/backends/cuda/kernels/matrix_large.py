@@ -341,7 +341,8 @@ class Large:
         """
         k, count = self.code, self.shape.lines // len(at.weights)
         room = self.stages * self.parts.count * self.part_bytes // (WARPS * 8 * _STRIDE * 4)
-        columns = 1 << min(self.shape.columns, room).bit_length() - 1  # that are written at a time
+        # How many are written at a time: a power of two that divides all.
+        columns = min(self.shape.columns & -self.shape.columns, 1 << room.bit_length() - 1)
         size = columns * 8 * _STRIDE  # words of a warp
         own = k.at(self.memory, F32, k.warp * size)
         gates = k.at(self.memory, F32, (k.warp - self.line + self.line % count) * size)
