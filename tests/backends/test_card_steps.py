@@ -21,10 +21,10 @@ from rlx.backends.cuda.driver import Card, Loaded
 from rlx.backends.cuda.memory import CardMemory
 from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.program import CardProgram, Stream
-from rlx.backends.cuda.steps import CardCode
+from rlx.backends.cuda.steps import Blocks, CardCode
 from rlx.backends.program import Draws, RowEnd, TokenRun
 from rlx.errors import DeviceError, ResourceError
-from rlx.ir import ops
+from rlx.ir import dims, ops
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.sampling.choice import UNIFORM, Choice
@@ -71,6 +71,24 @@ def test_each_length_has_its_blocks(program: CardProgram, launched: list[list[in
         program.run(SEQ=rows)
         assert len(launched) == REGIONS
         assert all((each[0], each[1], each[4]) == (THREADS * 2 * rows, rows, 2 * rows) for each in launched)
+
+
+def test_each_length_has_its_kernel() -> None:
+    """Products of many rows have kernels for some numbers of rows; one of them runs."""
+    graph = rlx.Graph("products")
+    x = graph.input("x", [rlx.SEQ, 64])
+    graph.output("y", ops.linear(x, graph.weight("w", [8192, 64])))
+    lowered = pipeline.lower(graph, Options(seq=(65, 512), all_rows=True), passes=BACKEND.passes("prefill"))
+    built = build.build_program(lowered, target.named("sm_90a"), lambda done, total: None, None)
+    _, *products = (row["kernels"] for row in built.manifest["launches"])  # after that of the parts of x
+    blocks = [
+        Blocks(dims.parse_dim(count), *more) for ((count, *more),) in ([k["blocks"] for k in p] for p in products)
+    ]
+    assert len(blocks) > 3
+    for rows in range(65, 513):
+        extents = {"SEQ": rows}
+        (each,) = (each for each in blocks if each.value(extents))
+        assert each.value(extents) == -(-rows // each.per) * 64 and each.least <= rows <= each.most
 
 
 def test_a_launch_takes_few_calls_of_python(program: CardProgram) -> None:

@@ -23,7 +23,7 @@ from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
-from rlx.backends.cuda.kernels.large_shape import Shape, stages_of
+from rlx.backends.cuda.kernels.large_shape import Shape, shapes_of, stages_of
 from rlx.backends.cuda.kernels.loop import Sequences, advance
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
 from rlx.backends.cuda.kernels.rows import rms_norm
@@ -233,6 +233,22 @@ def test_linears_of_many_rows(level: str, dtype: str, width: int, shape: Shape, 
     found = memory.get(places["out"], (rows, n))
     limit = 1e-6 if count == 3 and dtype != "f32" else 4e-5  # where numbers lie between two bf16, rounding may differ
     assert np.abs(found - expected).max() <= limit * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("level", ["sm_80", "sm_90a"])
+def test_shapes_of_many_rows(level: str) -> None:
+    """Each number of rows has one; a call does not compute many more rows than it has, where it fills the card."""
+    features = named(level).features
+    for dtype, n, parts, count, rows in itertools.product(
+        ("q4_k", "bf16", "f32"), (40, 1024, 4096, 24576, 151936), (1, 2), (1, 3), ((65, 512), (513, 2048), (9, 100))
+    ):
+        sizes = shapes_of(layouts.form_of(DTYPES[dtype]), rows, n, parts, features.together, count, features.shared)
+        assert sizes[0].most == rows[1] and sizes[-1].least == 1
+        assert all(above.least == below.most + 1 for above, below in itertools.pairwise(sizes))
+        if n > 4096 and count == 1 and features.together:
+            for own in range(max(rows[0], 128), rows[1] + 1):
+                (shape,) = (size.shape for size in sizes if size.least <= own <= size.most)
+                assert -(-own // shape.rows) * shape.rows < 1.6 * own
 
 
 def test_shapes_of_few_rows() -> None:
