@@ -194,7 +194,7 @@ def test_what_the_card_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     card = driver.Card()
     memory = CardMemory(lambda: [card])
     loaded = [driver.Loaded(card, name.encode(), name) for name in kernels.kernels()]
-    chooser = Chooser(card, memory, lambda: loaded, overlaps=False)
+    chooser = Chooser([card], memory, lambda: [loaded], overlaps=False)
     numbers = np.stack([logits(i) for i in range(4)])
     numbers[3, 0] = 77
     array = DeviceArray(memory.adopt(numbers.reshape(-1).view(np.uint8)), "f4", numbers.shape)
@@ -229,7 +229,7 @@ def test_a_choice_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch, function
     before, usual = paper.used, getattr(PaperDriver, f"_{function}")
     choices, rows = [Choice(SampleOpts(temperature=0.0, seed=1))] * 16, [array[i] for i in range(16)]
     for there in range(needed):
-        chooser, room = Chooser(card, memory, lambda: [*loaded], overlaps=False), iter([True] * there)
+        chooser, room = Chooser([card], memory, lambda: [[*loaded]], overlaps=False), iter([True] * there)
         chooser(rows[:1], choices[:1])
         allocate = partial(_allocated, usual, room)
         monkeypatch.setattr(PaperDriver, f"_{function}", lambda *given, allocate=allocate: allocate(*given))

@@ -105,13 +105,13 @@ class Cuda(Backend):
         self._choosing(builder)
 
     def chooser(self, workers: Stream, builder: Builder) -> Choose:
-        kernels, first = partial(self._choosing, builder), self.cards()[0]  # which has all logits
-        chooser = Chooser(first, self.memory, kernels, overlaps=builder.target.features.overlaps)
+        kernels = partial(self._choosing, builder)
+        chooser = Chooser(self.cards(), self.memory, kernels, overlaps=builder.target.features.overlaps)
         workers.owns(chooser.close)
         return chooser
 
-    def _choosing(self, builder: Builder) -> list[Loaded]:
-        return compiled(builder, self._linked, self.cards()[0])
+    def _choosing(self, builder: Builder) -> list[list[Loaded]]:
+        return compiled(builder, self._linked, self.cards())
 
     def bandwidth(self, workers: Stream, nbytes: int) -> float:
         return clocks.copy_bandwidth(self.cards()[0], nbytes) * len({*self.numbers})

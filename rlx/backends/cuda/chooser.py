@@ -34,12 +34,12 @@ _ALIGN = 16
 _HEAD = 16
 
 
-def compiled(builder: Builder, link: Callable[[str], bytes], card: Card) -> list[Loaded]:
-    """The kernels on the card, from the compile cache."""
+def compiled(builder: Builder, link: Callable[[str], bytes], cards: Sequence[Card]) -> list[list[Loaded]]:
+    """The kernels on each card, from the compile cache."""
 
-    def load(stored: Entry) -> list[Loaded]:
-        shared = json.loads(stored.read("shared.json"))
-        return [Loaded(card, stored.read(f"{name}.cubin"), name, nbytes) for name, nbytes in shared.items()]
+    def load(stored: Entry) -> list[list[Loaded]]:
+        codes = [(stored.read(f"{n}.cubin"), n, nbytes) for n, nbytes in json.loads(stored.read("shared.json")).items()]
+        return [[Loaded(card, *code) for code in codes] for card in cards]
 
     def build() -> Files:
         return cuda.choice_code.files(builder.target, link)
@@ -49,33 +49,35 @@ def compiled(builder: Builder, link: Callable[[str], bytes], card: Card) -> list
 
 @dataclass(frozen=True)
 class Begun:
-    """What chooses the tokens of some rows, ready to launch again and again.
+    """What chooses the tokens of some rows on a card, ready to launch again and again.
 
     Attributes:
         launches: function, configuration and arguments of each kernel, and where the arguments lie.
         key: what they depend on.
-        token: where the tokens come, i32, each with whether all logits are finite.
-        number: where the random number of the first row lies, f64; that of the next one is `layout.WORDS` further on.
+        pointers: where the tokens come, i32, each with whether all logits are finite; and where the random number of
+            the first row lies, f64; that of the next one is `layout.WORDS` further on.
     """
 
-    launches: list[tuple[c_void_p, LaunchConfig, Any, Any]]
-    key: tuple[int, ...]
-    token: int
-    number: int
+    launches: Sequence[tuple[c_void_p, LaunchConfig, Any, Any]] = ()
+    key: tuple[int, ...] = ()
+    pointers: tuple[int, ...] = ()
 
 
 class Chooser:
     """Chooses tokens, see `rlx.sampling.choice.Choose`; one thread at a time. Its code is loaded by the first call.
 
     Args:
-        memory: of the card.
-        code: gives the kernels.
+        cards: each of which has all logits. In a run all choose, and find the same tokens; else the first one does.
+        memory: of the cards.
+        code: gives the kernels of each card.
         overlaps: whether a kernel may start while the one before ends.
     """
 
-    def __init__(self, card: Card, memory: Memory, code: Callable[[], list[Loaded]], *, overlaps: bool) -> None:
-        self._card, self._memory, self._code, self._overlaps = card, memory, code, overlaps
-        self._kernels: list[Loaded] = []
+    def __init__(
+        self, cards: Sequence[Card], memory: Memory, code: Callable[[], list[list[Loaded]]], *, overlaps: bool
+    ) -> None:
+        self._cards, self._memory, self._code, self._overlaps = cards, memory, code, overlaps
+        self._kernels: list[list[Loaded]] = []
         self._size = 0, 0  # rows and parts that there is room for
         self._own: dict[str, Buffer] = {}
         self._sent: Buffer | None = None  # the copy of what is sent
@@ -92,19 +94,21 @@ class Chooser:
         return [found[i] for i in range(len(rows))]
 
     def _on_card(self, rows: Sequence[DeviceArray], choices: Sequence[Choice]) -> list[Chosen]:
-        count = len(rows)
-        for function, config, arguments, _ in self._begun(rows, choices, alone=False).launches:
-            self._card.launch(function, config, arguments)
-        self._card.wait()
+        count, card = len(rows), self._cards[0]
+        for function, config, arguments, _ in self._begun(rows, choices).launches:
+            card.launch(function, config, arguments)
+        card.wait()
         result = self._host(8 * count).view(np.int32).reshape(count, 2).tolist()
         return [Chosen(token, is_finite == 1) for token, is_finite in result]
 
-    def begin(self, rows: Sequence[DeviceArray], choices: Sequence[Choice]) -> Begun:
-        """What chooses a token of each row in each step of a run, without the host."""
-        return self._begun(rows, choices, alone=True)
+    def begin(self, rows: Sequence[DeviceArray], choices: Sequence[Choice]) -> list[Begun]:
+        """What chooses a token of each row in each step of a run, on each card, without the host."""
+        return [self._begun(rows, choices, number, alone=True) for number in range(len(self._cards))]
 
-    def _begun(self, rows: Sequence[DeviceArray], choices: Sequence[Choice], *, alone: bool) -> Begun:
-        """Sends what the kernels read.
+    def _begun(
+        self, rows: Sequence[DeviceArray], choices: Sequence[Choice], number: int = 0, *, alone: bool = False
+    ) -> Begun:
+        """Sends what the kernels of a card read.
 
         Args:
             alone: the tokens stay on the card.
@@ -112,33 +116,36 @@ class Chooser:
         count, vocab = len(rows), len(rows[0])
         parts = -(-vocab // layout.PART)
         self._fit(count, parts)
-        sent = self._send(rows, choices, vocab, parts)
+        sent = self._send(rows, choices, vocab, parts, number)
         draws = [choice.opts for choice in choices if not choice.opts.is_greedy]
         needed = [True, any(opts.top_k > 0 or opts.top_p < 1 for opts in draws), bool(draws)]
-        places = {name: address(buffer) for name, buffer in self._own.items()}
+        places = {name: address(buffer, number) for name, buffer in self._own.items()}
         places |= {"memory": 0, "table": sent + _HEAD}
         places |= {} if alone else {"found": self._pinned}
         given = [count * parts, *(places[name] for name in layout.POINTERS), sent]
         launches = []
-        for kernel, is_needed in zip(self._kernels, needed, strict=True):
+        for kernel, is_needed in zip(self._kernels[number], needed, strict=True):
             if is_needed:
-                config = driver.config(count * parts, THREADS, kernel.shared, self._card, overlaps=self._overlaps)
+                card, shared = self._cards[number], kernel.shared
+                config = driver.config(count * parts, THREADS, shared, card, overlaps=self._overlaps)
                 launches.append((kernel.function, config, *driver.pointers(given)))
-        number = sent + _HEAD + 8 * (layout.FIRST_NUMBER + UNIFORM)
-        return Begun(launches, (len(launches), *given), places["found"], number)
+        drawn = sent + _HEAD + 8 * (layout.FIRST_NUMBER + UNIFORM)
+        return Begun(launches, (len(launches), *given), (places["found"], drawn))
 
     def _host(self, nbytes: int, start: int = 0) -> NDArray[np.uint8]:
-        """Pinned memory from a byte on: first the tokens, then what is sent."""
+        """Pinned memory from a byte on: first the tokens, then what is sent to each card."""
         return pinned_bytes(self._pinned + start, nbytes)
 
-    def _send(self, rows: Sequence[DeviceArray], choices: Sequence[Choice], vocab: int, parts: int) -> int:
-        """Begins to copy the table, and what it points to; its address on the card."""
+    def _send(self, rows: Sequence[DeviceArray], choices: Sequence[Choice], vocab: int, parts: int, number: int) -> int:
+        """Begins to copy the table to a card, and what it points to; its address there."""
         count, start = len(rows), -(-8 * len(rows) // _ALIGN) * _ALIGN
         end = _HEAD + -(-8 * count * layout.WORDS // _ALIGN) * _ALIGN
         arrays = [array for choice in choices for array in _arrays(choice)]
-        self._reserve(start, end + sum(array.nbytes + _ALIGN for array in arrays))
+        nbytes = end + sum(array.nbytes + _ALIGN for array in arrays)
+        self._reserve(start, nbytes)
         assert self._sent is not None
-        base, host = address(self._sent), self._host(self._room - start, start)
+        base, start = address(self._sent, number), start + number * self._room
+        host = self._host(nbytes, start)
         places, at = dict[int, int](), end
         for array in arrays:
             places[id(array)] = base + at
@@ -146,8 +153,9 @@ class Chooser:
             at += -(-array.nbytes // _ALIGN) * _ALIGN
         host[:8].view(np.int32)[:] = vocab, parts
         table = host[_HEAD : _HEAD + 8 * count * layout.WORDS].view(np.int64).reshape(count, layout.WORDS)
-        layout.describe(table, [address(row.buffer) for row in rows], choices, lambda array: places[id(array)])
-        self._card.send(base, self._pinned + start, at)
+        logits = [address(row.buffer, number) for row in rows]
+        layout.describe(table, logits, choices, lambda array: places[id(array)])
+        self._cards[number].send(base, self._pinned + start, at)
         return base
 
     def _fit(self, rows: int, parts: int) -> None:
@@ -180,7 +188,7 @@ class Chooser:
         self._free_sent()
         room = 2 * (start + nbytes)
         self._sent = self._memory.allocate(room)
-        self._pinned = self._card.pinned(room)
+        self._pinned = self._cards[0].pinned(room * len(self._cards))
         self._room = room  # not before, as in `_fit`
 
     def _free_sent(self) -> None:
@@ -188,7 +196,7 @@ class Chooser:
         if self._sent is not None:
             self._sent.close()
         if self._pinned:
-            self._card.free_pinned(self._pinned)
+            self._cards[0].free_pinned(self._pinned)
         self._sent, self._pinned, self._room = None, 0, 0
 
     def close(self) -> None:

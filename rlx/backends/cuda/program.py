@@ -288,19 +288,21 @@ class CardProgram(Program):
         ready = [(steps.card, [call for call in steps.ready(self._slots) if call.region in regions]) for steps in some]
         begin_calls(ready, counts, after)
         if between is not None:
-            for function, config, given, _ in between.launches:  # of one card
-                some[0].card.launch(function, config, given)
-            begin_calls([(steps.card, [steps.advance(between.pointers)]) for steps in some], counts)
+            for steps in some:
+                steps.card.use()
+                for function, config, given, _ in between.each[steps.number].launches:
+                    steps.card.launch(function, config, given)
+            ends = [(steps.card, [steps.advance(between.each[steps.number].pointers)]) for steps in some]
+            begin_calls(ends, counts)
 
     def steps(self, run: TokenRun) -> TokenSteps:
         logits = None if run.draws is None else self.values(run.draws.output, **run.extents)
-        alone = "loop" in self.manifest and not self.observers and (logits is None or len(self._cards) == 1)
-        if not alone or not serves(run, logits):
+        if "loop" not in self.manifest or self.observers or not serves(run, logits):
             return super().steps(run)
         self.prepare(run.extents)
         self._send()
         if self._loop is None:
-            self._loop = TokenLoop(self._cards[0], self.arena.memory, len(self.inputs.get("segments", "1")))
+            self._loop = TokenLoop(self._cards, self.arena.memory, len(self.inputs.get("segments", "1")))
         self._loop.write(run)
         counts, between = self._begin(run.count), self._loop.between(run.draws, logits)
         return StepsAhead(self, run, self._loop, partial(self._step, counts, between))

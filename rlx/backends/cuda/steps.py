@@ -136,13 +136,16 @@ class CardSteps:
         launches: of a step, in order.
         address: of memory there.
         pieces: of a step, each of which is recorded.
+
+    Attributes:
+        card, number: see above.
     """
 
     def __init__(
         self, code: CardCode, number: int, manifest: Manifest, launches: Sequence[Launch], address: Address,
         pieces: int = 1,
     ) -> None:  # fmt: skip
-        self.card, self._code, self._number = code.cards[number], code, number
+        self.card, self._code, self.number = code.cards[number], code, number
         self._manifest, self._launches, self._address = manifest, launches, address
         self._calls, self._most = dict[Slots, list[Call]](), _RECORDS * pieces
         self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
@@ -205,7 +208,7 @@ class CardSteps:
     ) -> Call:
         given, memory = driver.pointers([*arguments, self._address("extents", None)])
         config = driver.config(1, THREADS, shared, self.card, overlaps=self._code.overlaps)
-        return Call(self._code.functions[self._number][entry], config, given, memory, ends, region)
+        return Call(self._code.functions[self.number][entry], config, given, memory, ends, region)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -11,20 +11,16 @@ from contextlib import ExitStack
 from ctypes import c_void_p
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import numpy as np
 
 from rlx.backends.cuda.agreed import loop
-from rlx.backends.cuda.chooser import Chooser, on_card
-from rlx.backends.cuda.driver import Card, LaunchConfig
+from rlx.backends.cuda.chooser import Begun, Chooser, on_card
+from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.memory import address, pinned_bytes
 from rlx.backends.memory import DeviceArray, Memory, Values
 from rlx.backends.program import Draws, Program, TokenRun, TokenSteps
 from rlx.sampling.choice import UNIFORM
-
-#: A launch: function, configuration and arguments, and where the arguments lie.
-Ready = tuple[c_void_p, LaunchConfig, Any, Any]
 
 _WAITED = 2e-5  # seconds: who waits less found the step done
 
@@ -34,14 +30,12 @@ class Between:
     """What comes between two steps of a run.
 
     Attributes:
-        key: what it depends on.
-        launches: that draw tokens.
-        pointers: where the first one and its random number lie then.
+        each: what draws tokens on each card.
+        key: what this depends on.
     """
 
-    key: tuple[int, ...] = ()
-    launches: Sequence[Ready] = ()
-    pointers: tuple[int, ...] = ()
+    each: Sequence[Begun]
+    key: tuple[tuple[int, ...], ...] = ()
 
 
 def serves(run: TokenRun, logits: Values | None) -> bool:
@@ -63,12 +57,13 @@ class TokenLoop:
     """The memory of runs, see `agreed/loop.py`.
 
     Args:
-        card: the first one, whose tokens the host sees.
+        cards: the host sees the tokens of the first one.
         rows: maximum number.
     """
 
-    def __init__(self, card: Card, memory: Memory, rows: int) -> None:
-        self._card, self._start = card, loop.HEAD_BYTES + rows * loop.ROW_BYTES
+    def __init__(self, cards: Sequence[Card], memory: Memory, rows: int) -> None:
+        card, self._start = cards[0], loop.HEAD_BYTES + rows * loop.ROW_BYTES
+        self._card, self._cards = card, len(cards)
         nbytes = 4 * loop.STEPS * rows
         with ExitStack() as ends:  # if there is no room for all of it
             self._memory = memory.allocate(self._start + nbytes)
@@ -102,10 +97,10 @@ class TokenLoop:
     def between(self, draws: Draws | None, logits: Values | None) -> Between:
         """What draws tokens from the logits of all rows, if they are drawn."""
         if draws is None:
-            return Between()
+            return Between([Begun()] * self._cards)
         assert isinstance(draws.choose, Chooser) and isinstance(logits, DeviceArray)
         begun = draws.choose.begin([logits[row] for row in range(len(draws.choices))], draws.choices)
-        return Between(begun.key, begun.launches, (begun.token, begun.number))
+        return Between(begun, tuple(each.key for each in begun))
 
     def begun(self, step: int) -> None:
         """A step was begun, with all that comes after it."""
