@@ -15,10 +15,9 @@ from far import FarMemory
 
 from rlx import backends
 from rlx.backends.cuda import backend as cuda
-from rlx.backends.cuda import build, layouts
+from rlx.backends.cuda import build, compile_only, layouts
 from rlx.backends.cuda import target as cards
 from rlx.backends.cuda.formats import CardFormats
-from rlx.backends.cuda.on_paper import on_paper
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.memory import Buffer, Bytes
 from rlx.backends.program import Manifest
@@ -74,7 +73,7 @@ class PaperCard(Backend):
         return built
 
     def assembly(self, text: str, target: Any, form: str | None = None) -> str:
-        return on_paper((0,)).assembly(text, target, form)
+        return compile_only.backend_of((0,)).assembly(text, target, form)
 
     def load(self, stored: Loadable) -> Code:
         lowered = pipeline.place(stored.graph(), stored.options)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from rlx.lazy import modules_of
 
 if TYPE_CHECKING:
-    from rlx.backends.cuda import backend, build, choice_code, on_paper, passes, sass
+    from rlx.backends.cuda import backend, build, choice_code, compile_only, passes, sass
 
-__all__ = ["backend", "build", "choice_code", "on_paper", "passes", "sass"]
+__all__ = ["backend", "build", "choice_code", "compile_only", "passes", "sass"]
 
 # What a start from the compile cache does not need, imported when it is first used.
 __getattr__ = modules_of(__name__, __all__)

@@ -16,7 +16,7 @@ from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.cards import Part
-from rlx.backends.cuda.kernels.large_shape import Shape, Sized, shape_of_experts, shapes_of, stages_of
+from rlx.backends.cuda.kernels.large_shape import Shape, ShapeRange, shape_of_experts, shapes_of, stages_of
 from rlx.backends.cuda.kernels.matrix_large import Rows
 from rlx.backends.cuda.kernels.row_parts import Parts
 from rlx.backends.cuda.launches import ANY, SCRATCH, Arg, Blocks, Body, Context, Launch
@@ -40,17 +40,17 @@ def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[L
     if not c.features.bf16:
         return []
     part = c.part(static(weight, 0))
-    return _products(n, c, args, weight, _Beside(n.shape[0], part, 1), max(part.count, c.outputs))
+    return _products(n, c, args, weight, _RowBlocks(n.shape[0], part, 1), max(part.count, c.outputs))
 
 
 def heads(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
     """Of x [rows, heads, k] each head has its own matrix."""
     part, number = c.part(static(weight, 1)), static(n.inputs[0], 1)
-    return _products(n, c, args, weight, _Beside(n.shape[0], part, number), part.count * number)
+    return _products(n, c, args, weight, _RowBlocks(n.shape[0], part, number), part.count * number)
 
 
 @dataclass(frozen=True)
-class _Beside:
+class _RowBlocks:
     """The rows of blocks of a linear layer, or of some that have a matrix of x each, side by side.
 
     Attributes:
@@ -63,12 +63,12 @@ class _Beside:
     part: Part
     number: int
 
-    def sizes(self, n: Node, c: Context, form: Form, parts: int, outputs: int) -> list[Sized]:
+    def sizes(self, n: Node, c: Context, form: Form, parts: int, outputs: int) -> list[ShapeRange]:
         """The shapes of its blocks."""
         given = form, dims.bounds(self.count, c.bounds), outputs, parts
         return shapes_of(*given, c.features.together, _split(n, c), c.features.shared)
 
-    def blocks(self, size: Sized) -> Blocks:
+    def blocks(self, size: ShapeRange) -> Blocks:
         """How many there are, without those for tiles of the weights."""
         return Blocks(self.count, size.shape.rows, self.number, least=size.least, most=size.most)
 
@@ -85,7 +85,7 @@ class _Beside:
 
 
 @dataclass(frozen=True)
-class _OfExperts:
+class _ExpertBlocks:
     """The rows of blocks of experts.
 
     Attributes:
@@ -102,11 +102,11 @@ class _OfExperts:
     slots: int
     own_rows: bool
 
-    def sizes(self, n: Node, c: Context, form: Form, parts: int, outputs: int) -> list[Sized]:
+    def sizes(self, n: Node, c: Context, form: Form, parts: int, outputs: int) -> list[ShapeRange]:
         """The shape of its blocks."""
-        return [Sized(0, ANY, shape_of_experts(c.most(self.units), self.count, parts, c.features.together))]
+        return [ShapeRange(0, ANY, shape_of_experts(c.most(self.units), self.count, parts, c.features.together))]
 
-    def blocks(self, size: Sized) -> Blocks:
+    def blocks(self, size: ShapeRange) -> Blocks:
         """How many there are, without those for tiles of the weights."""
         return Blocks(self.units + self.count * size.shape.rows, size.shape.rows)
 
@@ -132,10 +132,10 @@ def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[
     """Rows that each go to some experts: those of one are computed together."""
     x, ids = n.inputs[:2]
     units, count = extent(ids.shape, ids), static(weight, 0)
-    place = _OfExperts(units, count, c.part(static(weight, 1)), static(ids, 1), len(x.shape) == 3)
+    row_blocks = _ExpertBlocks(units, count, c.part(static(weight, 1)), static(ids, 1), len(x.shape) == 3)
     before = -(-4 * (c.most(units) + count + 1) // 256) * 256  # bytes of the groups, in front of the rows
     given = {name: arg for name, arg in args.items() if name != "ids"}
-    launches = _products(n, c, given, weight, place, 0, before)
+    launches = _products(n, c, given, weight, row_blocks, 0, before)
     if not launches:
         return []
 
@@ -162,7 +162,7 @@ class _Multiply(Body):
         shape: how the work is shared.
         stages: chunks in shared memory.
         gated, out: as of `Large`.
-        place: number of a block among those for other rows, and how many rows it has -> these.
+        row_blocks: gives the rows of a block.
         blocks: without those for tiles of the weights.
         weights, biases: names of their pointers.
         before: bytes in front of the parts of x that another kernel stored; None if x is taken as it is.
@@ -174,7 +174,7 @@ class _Multiply(Body):
     stages: int
     gated: str | None
     out: str
-    place: _Beside | _OfExperts
+    row_blocks: _RowBlocks | _ExpertBlocks
     blocks: Blocks
     weights: tuple[str, ...]
     biases: tuple[str, ...]
@@ -183,11 +183,11 @@ class _Multiply(Body):
     @property
     def tiles(self) -> int:
         """Blocks with the same rows."""
-        return -(-self.place.part.count // (ROWS * self.shape.tiles(len(self.weights))))
+        return -(-self.row_blocks.part.count // (ROWS * self.shape.tiles(len(self.weights))))
 
     def __call__(self, k: Code) -> None:
         block, tile = _of_tile(k, self.blocks, self.tiles)
-        some, of, part = self.place(k, block, self.shape.rows), k.pointers, self.place.part
+        some, of, part = self.row_blocks(k, block, self.shape.rows), k.pointers, self.row_blocks.part
         weights = [of[name] for name in self.weights]
         if some.matrix is not None:
             start = some.matrix.to(I64) * self.form.places(part.count, self.x.width)[2]
@@ -208,7 +208,7 @@ class _Multiply(Body):
 
 
 def _products(
-    n: Node, c: Context, args: Mapping[str, Arg], weight: Node, place: _Beside | _OfExperts, outputs: int,
+    n: Node, c: Context, args: Mapping[str, Arg], weight: Node, row_blocks: _RowBlocks | _ExpertBlocks, outputs: int,
     before: int = 0,
 ) -> list[Launch]:  # fmt: skip
     """The kernel that stores parts of the rows of x, if these are not taken as they are, and those of the products.
@@ -223,7 +223,7 @@ def _products(
     taken = row_parts.as_they_are(width) if count == 1 else None
     parts = taken or row_parts.parts_of(width, count)
     weights, biases = (tuple(name for name in args if name[0] == kind) for kind in "wb")
-    sizes = place.sizes(n, c, form, len(weights), outputs)
+    sizes = row_blocks.sizes(n, c, form, len(weights), outputs)
     stages = [stages_of(form, size.shape, c.features.shared, count) for size in sizes]
     if not all(stages) or c.own:
         return []
@@ -237,12 +237,12 @@ def _products(
         write = _Write(parts, x_rows, before)
         launches.append(c.launch(n, "parts", {"x": x, "parts": SCRATCH}, items, write, scratch))
     for size, chunks in zip(sizes, stages, strict=True):
-        blocks = place.blocks(size)
+        blocks = row_blocks.blocks(size)
         body = _Multiply(
-            form, parts, size.shape, chunks, gated, out, place, blocks, weights, biases, None if taken else before
+            form, parts, size.shape, chunks, gated, out, row_blocks, blocks, weights, biases, None if taken else before
         )
         blocks = replace(blocks, times=blocks.times * body.tiles)
-        launches.append(c.launch(n, n.op, given, blocks, body, scratch, split=place.part.split))
+        launches.append(c.launch(n, n.op, given, blocks, body, scratch, split=row_blocks.part.split))
     return launches
 
 

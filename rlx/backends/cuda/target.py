@@ -63,7 +63,7 @@ class Target:
     def backend(self) -> Backend:
         """The CUDA backend, which makes targets."""
         if not self.driver:
-            return cuda.on_paper.on_paper(self.numbers)
+            return cuda.compile_only.backend_of(self.numbers)
         return cuda.backend.backend_of(self.numbers)
 
     @property

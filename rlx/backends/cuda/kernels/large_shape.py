@@ -57,7 +57,7 @@ _STEP, _LITTLE = 64, 1.12
 
 
 @dataclass(frozen=True)
-class Sized:
+class ShapeRange:
     """A shape, and the smallest and largest number of rows of the calls that it is for."""
 
     least: int
@@ -67,7 +67,7 @@ class Sized:
 
 def shapes_of(
     form: Form, rows: tuple[int, int], n: int, parts: int, together: bool, count: int, shared: int
-) -> list[Sized]:
+) -> list[ShapeRange]:
     """Shapes for calls of some rows, those of many first.
 
     Multiprocessors compute blocks in waves: a shape is good if the last wave is nearly full, and few of its rows are
@@ -95,7 +95,7 @@ def shapes_of(
         if last is None or time(last, most) > _LITTLE * best[0]:
             found[most] = last = best[-1]
     ends = [*found, 0]
-    return [Sized(below + 1, most, found[most]) for most, below in pairwise(ends)]
+    return [ShapeRange(below + 1, most, found[most]) for most, below in pairwise(ends)]
 
 
 def shape_of_experts(units: int, experts: int, parts: int, together: bool) -> Shape:

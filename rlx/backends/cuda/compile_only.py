@@ -19,7 +19,7 @@ from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
 
 
-class OnPaper(Cuda):
+class CompileOnly(Cuda):
     """Cards that are not there. Its memory is that of the host, which takes none before something is written."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
@@ -34,10 +34,10 @@ class OnPaper(Cuda):
 
     def load(self, stored: Loadable) -> Code:
         texts = (stored.files.read(name) for name in stored.files.names if name.endswith(".ptx"))
-        return Code(partial(_Written, stored.manifest, self.memory), sum(map(len, texts)))
+        return Code(partial(_NotLoaded, stored.manifest, self.memory), sum(map(len, texts)))
 
-    def workers(self, count: int, builder: Builder) -> _Nobody:
-        return _Nobody()
+    def workers(self, count: int, builder: Builder) -> _NoWorkers:
+        return _NoWorkers()
 
     def packer(self, dtype: DType, workers: Any, builder: Builder) -> Packer:
         return Packer(partial(builder.target.layouts.matrix_bytes, dtype), partial(_refuse, builder.target.level))
@@ -52,11 +52,11 @@ class OnPaper(Cuda):
         return partial(_refuse, builder.target.level)
 
 
-on_paper = cache(OnPaper)
+backend_of = cache(CompileOnly)
 
 
 @dataclass(frozen=True)
-class _Nobody:
+class _NoWorkers:
     """Who would run programs."""
 
     n: int = 1
@@ -65,10 +65,10 @@ class _Nobody:
         """Nothing runs."""
 
 
-class _Written(Program):
+class _NotLoaded(Program):
     """A program that is only looked at."""
 
-    def __init__(self, manifest: Manifest, memory: Memory, workers: _Nobody) -> None:
+    def __init__(self, manifest: Manifest, memory: Memory, workers: _NoWorkers) -> None:
         super().__init__(manifest, workers.n, memory)
 
     def launch(self) -> None:
