@@ -104,7 +104,9 @@ class _ExpertBlocks:
 
     def sizes(self, n: Node, c: Context, form: Form, parts: int, outputs: int) -> list[ShapeRange]:
         """The shape of its blocks."""
-        return [ShapeRange(0, ANY, shape_of_experts(c.most(self.units), self.count, parts, c.features.together))]
+        few = c.most(self.units) <= 32 * self.count
+        shape = shape_of_experts(form, few, c.features.together, _split(n, c), c.features.shared)
+        return [ShapeRange(0, ANY, shape)]
 
     def blocks(self, size: ShapeRange) -> Blocks:
         """How many there are, without those for tiles of the weights."""

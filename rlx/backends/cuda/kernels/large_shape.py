@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rlx.backends.cuda.code import RESERVED, TYPICAL_MULTIPROCESSORS, WARPS
@@ -22,12 +22,15 @@ class Shape:
         columns: of eight rows of x that a warp has.
         each: tiles of the weights that a warp has.
         together: whether four warps multiply together.
+        resident: how many blocks a multiprocessor has at a time, and not more: else it could get two while another one
+            has none, because blocks come while those of the kernel before still run.
     """
 
     lines: int
     columns: int
     each: int = 2
     together: bool = False
+    resident: int = 1
 
     @property
     def rows(self) -> int:
@@ -44,16 +47,17 @@ class Shape:
         return self.lines * self.each // parts
 
 
-#: How long a chunk takes in a block, in products of eight columns: besides the products there is what a block does for
-#: each chunk, and few columns do not hide it. Measured on an H100; of warps that multiply alone an estimate.
+#: How long the blocks of a multiprocessor take, as measured on an H100, over weights of four types; of warps that
+#: multiply alone an estimate. Few columns take little less than many: there is the work on weights besides.
 _TOGETHER = {
-    Shape(8, columns, 1, True): time
-    for columns, time in ((32, 32.0), (28, 29.3), (24, 26.7), (20, 24.1), (16, 21.5), (12, 18.5), (8, 15.5), (4, 14.0))
+    Shape(8, columns, 1, True, resident): time
+    for resident, times in ((1, (32.0, 28.7, 26.4, 24.4, 23.1, 22.3, 21.4, 19.8)), (2, (45.5, 40.0, 37.2, 32.3)))
+    for columns, time in zip(range(32 // resident, 0, -4), times, strict=True)
 }
-_ALONE = {Shape(4, 4): 8.0, Shape(2, 2): 5.0}
+_ALONE = {Shape(4, 4, resident=2): 8.0, Shape(2, 2, resident=2): 5.0, Shape(4, 4): 8.0, Shape(2, 2): 5.0}
 
 #: Rows from one number to the next that may have another shape, and what the same one may cost more.
-_STEP, _LITTLE = 64, 1.12
+_STEP, _LITTLE = 64, 1.05
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def shapes_of(
 
     def time(shape: Shape, rows: int) -> float:
         blocks = -(-n // (shape.tiles(parts) * ROWS)) * -(-rows // shape.rows)
-        return -(-blocks // TYPICAL_MULTIPROCESSORS) * times[shape]
+        return -(-blocks // (TYPICAL_MULTIPROCESSORS * shape.resident)) * times[shape]
 
     found = dict[int, Shape]()
     last: Shape | None = None
@@ -98,28 +102,29 @@ def shapes_of(
     return [ShapeRange(below + 1, most, found[most]) for most, below in pairwise(ends)]
 
 
-def shape_of_experts(units: int, experts: int, parts: int, together: bool) -> Shape:
-    """The shape for calls of up to so many pairs of a row and an expert."""
-    few = units <= 32 * experts
-    if together:
-        return Shape(8, 4 if few else 8, 1, True)
-    return Shape(4, 2) if few else Shape(4, 4)
+def shape_of_experts(form: Form, few: bool, together: bool, count: int, shared: int) -> Shape:
+    """The shape for experts; `few` if each has few rows on average. The rest as for `shapes_of`."""
+    columns = 4 if few else 8
+    shape = Shape(8, columns, 1, True, 2) if together else Shape(4, columns // 2, resident=2)
+    return shape if stages_of(form, shape, shared, count) else replace(shape, resident=1)
 
 
 def stages_of(form: Form, shape: Shape, shared: int, count: int) -> int:
     """How many chunks of x and the weights a block has in shared memory; 0 if it has not the room.
-
-    Two blocks of a multiprocessor hide more than further chunks of one, if each has enough.
 
     Args:
         shared: bytes of shared memory that a block can have.
         count: of parts of x.
     """
     nbytes = shape.rows * count * LINE + WARPS * shape.each * code_bytes(form)
-    least, good, most = (3, 5, 6) if shape.together else (2, 2, 3)
-    half, whole = ((room - ATOM) // nbytes for room in (shared // 2 - RESERVED, shared))
-    found = half if half >= good else whole
+    least, most = (3, 6) if shape.together else (2, 3)
+    found = (most_bytes(shape, shared) - ATOM) // nbytes
     return min(found, most) if found >= least else 0
+
+
+def most_bytes(shape: Shape, shared: int, more: int = 0) -> int:
+    """Bytes of shared memory of a block if a multiprocessor has `more` blocks than it shall have at a time."""
+    return (shared + RESERVED) // (shape.resident + more) - RESERVED
 
 
 def code_bytes(form: Form) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from rlx.backends.cuda.code import F32, I8, I32, I64, THREADS, WARPS, Code, Operand, Value, Variable, set_all
-from rlx.backends.cuda.kernels.large_shape import ATOM, LINE, Shape
+from rlx.backends.cuda.kernels.large_shape import ATOM, LINE, Shape, most_bytes
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.row_parts import CHUNK, COPIED, Parts
 from rlx.backends.cuda.kernels.tensor_cores import (
@@ -175,6 +175,7 @@ class Large:
         loop = self._together if self.shape.together else self._alone
         loop(weights, numbers_now, bring, stage, sums)
         self._write(at, sums)
+        k.resident, k.shared = self.shape.resident, max(k.shared, most_bytes(self.shape, k.features.shared, 1) + 16)
 
     def _chunk(self, number: int) -> Value:
         """The number of a chunk, or of the last one."""
