@@ -112,12 +112,14 @@ def shape_of_experts(form: Form, few: bool, together: bool, count: int, shared: 
 def stages_of(form: Form, shape: Shape, shared: int, count: int) -> int:
     """How many chunks of x and the weights a block has in shared memory; 0 if it has not the room.
 
+    Two blocks of a multiprocessor hide more than further chunks of one, if each has enough.
+
     Args:
         shared: bytes of shared memory that a block can have.
         count: of parts of x.
     """
     nbytes = shape.rows * count * LINE + WARPS * shape.each * code_bytes(form)
-    least, most = (3, 6) if shape.together else (2, 3)
+    least, most = (2 * shape.resident + 1, 6) if shape.together else (2, 3)
     found = (most_bytes(shape, shared) - ATOM) // nbytes
     return min(found, most) if found >= least else 0
 

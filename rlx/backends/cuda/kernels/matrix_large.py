@@ -175,7 +175,9 @@ class Large:
         loop = self._together if self.shape.together else self._alone
         loop(weights, numbers_now, bring, stage, sums)
         self._write(at, sums)
-        k.resident, k.shared = self.shape.resident, max(k.shared, most_bytes(self.shape, k.features.shared, 1) + 16)
+        if self.shape.together:
+            k.resident = self.shape.resident
+            k.shared = max(k.shared, most_bytes(self.shape, k.features.shared, 1) + 16)
 
     def _chunk(self, number: int) -> Value:
         """The number of a chunk, or of the last one."""
