@@ -265,4 +265,6 @@ def _level(name: str, architecture: Architecture, features: frozenset[str]) -> L
             what = f"{name} is a level of {other.name}, and this machine is {architecture.name}"
             raise TargetError(what, where="target", hint=f"It has: {names}")
     hint = f"Use {NATIVE} or one of {', '.join(architecture.names)}"
+    if name.startswith("sm_"):
+        hint = 'That is a kind of NVIDIA card: choose device="cuda"'
     raise TargetError(f"unknown target level {name!r}", hint=hint)

@@ -236,7 +236,10 @@ def _products(
     launches = list[Launch]()
     if not taken:
         items = Blocks(extent([x_rows, parts.padded // row_parts.SPLIT], n), THREADS)
-        write = _Write(parts, x_rows, before)
+
+        def write(k: Code) -> None:
+            row_parts.write_parts(k, parts, k.dim(x_rows), before)
+
         launches.append(c.launch(n, "parts", {"x": x, "parts": SCRATCH}, items, write, scratch))
     for size, chunks in zip(sizes, stages, strict=True):
         blocks = row_blocks.blocks(size)
@@ -246,18 +249,6 @@ def _products(
         blocks = replace(blocks, times=blocks.times * body.tiles)
         launches.append(c.launch(n, n.op, given, blocks, body, scratch, split=row_blocks.part.split))
     return launches
-
-
-@dataclass(frozen=True)
-class _Write(Body):
-    """The body of the kernel that stores parts of rows of x."""
-
-    parts: Parts
-    rows: DimLike
-    before: int
-
-    def __call__(self, k: Code) -> None:
-        row_parts.write_parts(k, self.parts, k.dim(self.rows), self.before)
 
 
 def _of_tile(k: Code, blocks: Blocks, tiles: int) -> tuple[Value, Value]:

@@ -40,6 +40,9 @@ def test_the_environment_chooses_where_the_caller_does_not(monkeypatch: pytest.M
         Target.host()
     with pytest.raises(TargetError, match=f"^{message}"):
         Target.host("pentium")
+    monkeypatch.setenv("RLX_TARGET", "sm_90a")
+    with pytest.raises(TargetError, match=r"^RLX_TARGET: unknown .*'sm_90a'. That is a kind of NVIDIA card: .*cuda"):
+        Target.host()
     monkeypatch.setenv("RLX_TARGET", "native-sse9")
     with pytest.raises(TargetError, match=r"^RLX_TARGET: unknown feature 'sse9'. There are: "):
         Target.host()
