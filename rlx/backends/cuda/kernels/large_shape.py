@@ -47,11 +47,11 @@ class Shape:
         return self.lines * self.each // parts
 
 
-#: How long the blocks of a multiprocessor take, as measured on an H100, over weights of four types; of warps that
-#: multiply alone an estimate. Few columns take little less than many: there is the work on weights besides.
+#: How long the blocks of a multiprocessor take, measured on an H200 over Q4_K and BF16; of warps that multiply alone an
+#: estimate. An eighth of the columns takes half the time: the work on the weights is the same.
 _TOGETHER = {
     Shape(8, columns, 1, True, resident): time
-    for resident, times in ((1, (32.0, 28.7, 26.4, 24.4, 23.1, 22.3, 21.4, 19.8)), (2, (45.5, 40.0, 37.2, 32.3)))
+    for resident, times in ((1, (32.0, 31.3, 28.3, 26.0, 23.2, 21.6, 19.2, 17.6)), (2, (42.6, 39.4, 33.7, 28.5)))
     for columns, time in zip(range(32 // resident, 0, -4), times, strict=True)
 }
 _ALONE = {Shape(4, 4, resident=2): 8.0, Shape(2, 2, resident=2): 5.0, Shape(4, 4): 8.0, Shape(2, 2): 5.0}
