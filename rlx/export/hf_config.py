@@ -93,7 +93,7 @@ def write_rope(config: TextConfig, out: Writer) -> None:
 
 def _check_rope(config: TextConfig) -> None:
     rope, arch = config.model.rope, config.arch
-    if rope.llama3 is not None and arch not in ("llama", "exaone4"):
+    if rope.llama3 is not None and arch not in ("llama", "exaone", "exaone4"):
         config.unsupported("rope_type", "llama3", f"GGUF files of {arch} have no place for its divisors")
     if rope.long is not None and arch not in ("phi3", "minicpm"):
         config.unsupported("rope_type", "longrope", f"GGUF files of {arch} have no place for its factors")

@@ -1,5 +1,5 @@
 """Llama 1 to 3.2 and the models whose equations are Llama's: Mistral, Mixtral, Ministral 3, Phi-3 to 4, ERNIE 4.5,
-SmolLM3, TinyLlama, SmolLM, Vicuna.
+EXAONE 3, SmolLM3, TinyLlama, SmolLM, Vicuna.
 
 A family file: the equations of one decoder, top to bottom, and what its files say. Ministral 3 also scales the queries
 of tokens far behind the original context, as Llama 4 does. Phi-3 has q, k and v in one matrix, gate and up in another,
@@ -29,6 +29,7 @@ from rlx.models.config import ModelConfig
 from rlx.models.keys import CAP, Keys
 from rlx.models.names import (
     ATTN_NORM,
+    FUSED_QKV,
     LAYER,
     LINEAR,
     MOE,
@@ -87,6 +88,16 @@ def _ernie_layers(keys: Keys) -> dict[str, Any]:
     return {"mlp_layer_types": ["sparse" if each else "dense" for each in sparse]}
 
 
+def _exaone_keys(keys: Keys) -> dict[str, Any]:
+    """The usual keys for those of published EXAONE 3 and 3.5."""
+    usual = {
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    }
+    return {name: keys.get(key) for key, name in usual.items() if key in keys}
+
+
 def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """`no_rope_layers` has a 1 for each layer with rope. Files without it have none in every fourth."""
     return _have_rope(keys, len(windows))
@@ -116,6 +127,17 @@ _ERNIE_MOE = (
     Row("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", WHOLE),
     *shared_expert_names("mlp.shared_experts"),
 )
+_EXAONE = (
+    Row("attn_norm", "ln_1"),
+    *(Row(f"attn_{part}", f"attn.attention.{part}_proj", LINEAR) for part in "qkv"),
+    Row("attn_output", "attn.attention.out_proj", LINEAR),
+    Row("ffn_norm", "ln_2"),
+    Row("ffn_gate", "mlp.c_fc_0", LINEAR),
+    Row("ffn_up", "mlp.c_fc_1", LINEAR),
+    Row("ffn_down", "mlp.c_proj", LINEAR),
+    *FUSED_QKV,
+)
+_EXAONE_DECODER = (Row("token_embd", "wte"), Row("output_norm", "ln_f"), Row("rope_freqs", None))
 _PHI3 = (Row("attn_qkv", "self_attn.qkv_proj", LINEAR), Row("ffn_up", "mlp.gate_up_proj", LINEAR))
 _MINISTRAL_ROPE = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384,
@@ -222,6 +244,13 @@ ARCHITECTURES = {
         gated_ffn=False,
         activation="relu2",
         hf_defaults={"hidden_act": "relu2"},
+    ),
+    "exaone": Architecture(
+        build,
+        Table(_EXAONE, _EXAONE_DECODER, prefixes=("transformer.",), path="h"),
+        ("exaone",),
+        bf16=True,
+        hf_spelling=_exaone_keys,
     ),
     "smollm3": Architecture(
         build,

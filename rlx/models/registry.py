@@ -23,8 +23,8 @@ T = TypeVar("T")
 #: Family file -> (`general.architecture` of its GGUF files, `model_type` of its checkpoints).
 FILES: dict[str, tuple[str, str]] = {
     "llama": (
-        "llama mistral3 phi3 ernie4_5 ernie4_5-moe seed_oss arcee smollm3",
-        "llama mistral mixtral ministral3 mistral3 phi3 ernie4_5 ernie4_5_moe seed_oss arcee smollm3",
+        "llama mistral3 phi3 ernie4_5 ernie4_5-moe seed_oss arcee exaone smollm3",
+        "llama mistral mixtral ministral3 mistral3 phi3 ernie4_5 ernie4_5_moe seed_oss arcee exaone smollm3",
     ),
     "qwen3": (
         "qwen2 qwen2moe qwen3 qwen3vl qwen3vlmoe qwen3moe dots1",
@@ -125,7 +125,7 @@ _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("glm5", "phimoe", "minimax", "deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
-    **dict.fromkeys(("phi2", "phi", "phi4", "exaone", "olmo", "chatglm", "llada", "bonsai", "omnicoder"), _OTHER),
+    **dict.fromkeys(("phi2", "phi", "phi4", "olmo", "chatglm", "llada", "bonsai", "omnicoder"), _OTHER),
     **dict.fromkeys(("falcon-h1", "falcon_h1", "afmoe", "apertus", "exaone-moe", "exaone_moe", "bailingmoe"), _OTHER),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "gemma4-assistant"), _DRAFTER),
 }

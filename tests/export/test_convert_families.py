@@ -136,7 +136,7 @@ def test_a_file_computes_what_its_checkpoint_does(made: Make, model_type: str) -
 FIXTURES = (
     *("ernie4.5", "exaone4-swa", "glm4", "glm4-moe", "granite", "granitemoe-shared"),
     *("qwen2moe", "olmoe", "minimax-m2", "dots1", "ernie4.5-moe", "seed-oss", "arcee", "hunyuan", "hunyuan-moe"),
-    *("command-r", "cohere2", "starcoder2", "stablelm", "nemotron", "ling2", "mistral4"),
+    *("command-r", "cohere2", "starcoder2", "stablelm", "nemotron", "ling2", "mistral4", "exaone3.5"),
     *("lfm2", "ministral3", "olmo3", "phi3", "smollm3"),
     *("qwen3next", "deepseek-v2", "deepseek-v3", "granite-hybrid", "nemotron-h"),
 )

@@ -30,7 +30,9 @@ FILES = {  # folder -> its models
     **dict.fromkeys(("glm4-moe", "ernie4.5", "ministral3", "phi3", "lfm2"), ("hf",)),
     **dict.fromkeys(("gpt-oss", "deepseek-v3", "deepseek-v2", "qwen3next"), ("hf",)),
     **dict.fromkeys(("qwen2moe", "olmoe", "minimax-m2", "dots1", "ernie4.5-moe"), ("hf",)),
-    **dict.fromkeys(("seed-oss", "arcee", "hunyuan", "hunyuan-moe", "starcoder2", "stablelm", "nemotron"), ("hf",)),
+    **dict.fromkeys(
+        ("seed-oss", "arcee", "hunyuan", "hunyuan-moe", "starcoder2", "stablelm", "nemotron", "exaone3.5"), ("hf",)
+    ),
     **dict.fromkeys(("command-r", "cohere2", "ling2", "mistral4"), ("hf",)),
     **dict.fromkeys(("qwen35moe", "gemma4-e2b"), ("model-f16.gguf",)),
 }

@@ -70,7 +70,7 @@ def test_names_of_checkpoints_mean_what_the_converter_says(family: str) -> None:
     assert ("output" not in known) == (family in HEADLESS)
     for canonical in canonical_of(family, 3):
         for name in file_names(canonical, family)[1:]:
-            if not re.match(r"lm_head|backbone\.|model\.(layers|embed|norm|per_layer|altup)", name):
+            if not re.match(r"lm_head|backbone\.|transformer\.|model\.(layers|embed|norm|per_layer|altup)", name):
                 continue  # the converter strips the longer prefixes before it looks names up
             if base(canonical) not in known or name.endswith(RENAMED) or re.search(RESTACKED, name):
                 continue
