@@ -25,7 +25,7 @@ from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.large_shape import Shape, shapes_of, stages_of
 from rlx.backends.cuda.kernels.loop import Sequences, advance
-from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
+from rlx.backends.cuda.kernels.row_linear import FEW, WIDEST, RowLinear, RowShape, row_shape
 from rlx.backends.cuda.kernels.rows import rms_norm
 from rlx.backends.cuda.target import named
 from rlx.ir.dims import PAST_SEQ, SEGMENTS, SEQ
@@ -260,7 +260,7 @@ def test_shapes_of_few_rows() -> None:
         features = named(level).features
         form = layouts.form_of(DTYPES[dtype])
         shape = linears.shape_of(form, rows, n, width, parts, features)
-        assert shape.blocks * WARPS * shape.rounds >= parts * shape.sets(n)
+        assert 0 < shape.blocks <= -(-parts * shape.sets(n) // WARPS)
         most = 64 if features.bf16 and (rows > 64 or not form.scales) else 32
         assert shape.columns == -(-min(rows, most) // 8)
         x = shape.pieces * shape.piece * form.unit // 32 * linears.record_bytes(form, shape.columns, False)
@@ -271,15 +271,17 @@ def test_shapes_of_few_rows() -> None:
     ("dtype", "width", "rows", "gated", "changes"),
     [
         ("q8_0", 352, 5, None, {}),
+        ("q4_k", 768, 8, "silu", {}),
+        ("f32", 140, 2, None, {}),
         ("q4_k", 512, 20, "silu", {}),
         ("q6_k", 2304, 9, None, {"each": 2, "piece": 3, "pieces": 2}),
         ("bf16", 300, 33, "silu", {"ranges": 1, "piece": 10}),
         ("q2_k", 768, 7, None, {"each": 2}),
-        ("q4_k", 256, 20, "silu", {"blocks": 1, "rounds": 3}),
+        ("q4_k", 256, 20, "silu", {"blocks": 1}),
         ("q4_0", 1312, 12, None, {"ranges": 1, "piece": 2, "pieces": 2}),
         ("q3_k", 1024, 10, None, {"piece": 1, "pieces": 2}),
         ("f8_e4m3", 256, 3, None, {}),
-        ("f16", 520, 17, None, {"ranges": 1, "piece": 1, "pieces": 2, "rounds": 2, "blocks": 1}),
+        ("f16", 520, 17, None, {"ranges": 1, "piece": 1, "pieces": 2, "blocks": 1}),
         ("f32", 288, 64, None, {}),
     ],
 )
@@ -333,6 +335,12 @@ def test_linears_of_few_rows(
         RowLinear(code, form, n, width, own, gated, rounded=rounded).emit(operands(code, row))
         run(kernel_of(code), memory, own.blocks, places)
         np.testing.assert_array_equal(memory.get(places["out"], (rows, n))[row], found[row])
+    if rows <= FEW:
+        code, own = Code("few", dict.fromkeys(given), [], features), row_shape(form, n, width, parts, 1 << 30)
+        RowLinear(code, form, n, width, own, gated, rounded=rounded, rows=FEW).emit(operands(code, None))
+        memory.get(places["out"], (rows, n))[:] = np.nan
+        run(kernel_of(code), memory, own.blocks, places)
+        np.testing.assert_array_equal(memory.get(places["out"], (rows, n)), found)
 
 
 def of_rows(code: Code, n: int, width: int, rows: int) -> linears.Operands:

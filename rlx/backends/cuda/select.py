@@ -19,7 +19,7 @@ from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
 from rlx.backends.cuda.kernels.cards import Part
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
-from rlx.backends.cuda.kernels.row_linear import RowLinear, fits, row_shape
+from rlx.backends.cuda.kernels.row_linear import FEW, RowLinear, fits, row_shape
 from rlx.backends.cuda.kernels.rows import Normed
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, RESULT, SCRATCH, Arg, Blocks, Context, Launch
 from rlx.backends.cuda.layouts import ROWS, Form, form_of, own_heads
@@ -248,14 +248,15 @@ def _linear_launches(
 ) -> list[Launch]:
     form, part, width = form_of(weight.dtype), c.part(static(weight, 0)), static(weight, 1)
     parts, rounded, height = 2 if gated else 1, n.inputs[0].dtype is BF16, part.count
-    room = c.features.shared - c.start
-    if count == 1 and fits(form, width, parts, room, rounded=rounded):
+    room, rows = c.features.shared - c.start, 1 if count == 1 else FEW
+    few = c.most(count) <= rows and (rows == 1 or c.features.bf16)
+    if few and fits(form, width, parts, room, rounded=rounded, rows=rows):
         own, norm = row_shape(form, height, width, parts, c.weights, c.features.shared), _own_norm(n, c)
         given = {**args, **_norm_args(norm)}
 
         def one(k: Code) -> None:
-            eps = float(norm["eps"]) if norm else None
-            RowLinear(k, form, height, width, own, gated, out, rounded, eps=eps).emit(_operands(k, args, width, part))
+            eps, at = float(norm["eps"]) if norm else None, _operands(k, args, width, part, count)
+            RowLinear(k, form, height, width, own, gated, out, rounded, eps=eps, rows=rows).emit(at)
 
         return [c.launch(n, n.op, given, Blocks(own.blocks), one, split=part.split)]
     shape = linears.shape_of(form, c.most(count), height, width, parts, c.features, rounded)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlx.backends.cuda.code import I8, Code, Value, Variable
+from rlx.backends.cuda.code import F32, I8, Code, Value, Variable
 from rlx.backends.cuda.kernels.parts import NBYTES
 from rlx.backends.cuda.kernels.tensor_cores import product
 from rlx.backends.cuda.numbers import halves
@@ -35,21 +35,18 @@ class Dots:
         self.count = 4
 
     def lanes(self) -> tuple[Value, Value]:
-        """Where a lane begins to read 32 k of eight rows of x, and their sums: bytes."""
+        """Where a lane begins to read 32 k of the rows of x, and their sums: bytes."""
         k = self.code
-        return k.lane * 16, (k.lane & 3) * 8
+        return ((k.lane & 3) * 16, k.number(0)) if self.alike else (k.lane * 16, (k.lane & 3) * 8)
 
     def x(self, place: Value) -> list[Value]:
-        """The registers that a lane has of a part of 32 k of eight rows of x."""
+        """The registers that a lane has of a part of 32 k of the rows of x."""
         return self.code.lanes(self.code.load(place, "<4 x i32>"))
 
     def totals(self, place: Value) -> list[Value]:
         """The sums of x of a lane."""
-        return self.code.lanes(self.code.load(place, "<2 x float>"))
-
-    def total(self, value: Value) -> Value:
-        """The sum of x of a lane, if the rows of x are the same one."""
-        return value
+        k = self.code
+        return [k.load(place, F32)] if self.alike else k.lanes(k.load(place, "<2 x float>"))
 
     def place(self, number: int) -> tuple[int, int]:
         """Of a sum: the half of the rows of the tile, and which of `totals`."""
@@ -69,6 +66,7 @@ class LaneDots(Dots):
 
     def __init__(self, code: Code, *, alike: bool) -> None:
         super().__init__(code, alike=alike)
+        self._rows = 1 if alike else _COLUMNS
         if not alike:
             self.count = 2 * _COLUMNS
             self.kept = range(self.count)
@@ -79,17 +77,12 @@ class LaneDots(Dots):
 
     def x(self, place: Value) -> list[Value]:
         k = self.code
-        rows = [k.load(k.at(place, I8, i * NBYTES), "<4 x i32>") for i in range(_COLUMNS)]
+        rows = [k.load(k.at(place, I8, i * NBYTES), "<4 x i32>") for i in range(self._rows)]
         return [word for row in rows for word in k.lanes(row)]
 
     def totals(self, place: Value) -> list[Value]:
-        k, four = self.code, "<4 x float>"
-        return [self.total(each) for i in range(_COLUMNS // 4) for each in k.lanes(k.load(k.at(place, four, i), four))]
-
-    def total(self, value: Value) -> Value:
-        """Only one of the four lanes adds it."""
-        k = self.code
-        return k.select((k.lane & 3).equals(0), value, k.f32(0.0))
+        k, first = self.code, (self.code.lane & 3).equals(0)  # only one of the four lanes adds them
+        return [k.select(first, k.load(place, F32, i), k.f32(0.0)) for i in range(self._rows)]
 
     def place(self, number: int) -> tuple[int, int]:
         return super().place(number) if self.alike else divmod(number, _COLUMNS)

@@ -166,7 +166,6 @@ class Shape:
         columns: times 8 rows of x that a block computes.
         each: tiles of a matrix that a warp computes at a time: a set.
         blocks: that compute the same rows and ranges.
-        rounds: sets of a warp.
         ranges: blocks that share sets, `SLICES`, or 1 if a block computes all ranges.
         piece: units of x that are in shared memory at a time.
         pieces: for which there is room.
@@ -177,7 +176,6 @@ class Shape:
     columns: int
     each: int
     blocks: int
-    rounds: int
     ranges: int
     piece: int
     pieces: int
@@ -213,8 +211,8 @@ def shape_of(
     fits = 2 * WARPS * 2 * form.unit_bytes <= most and features.bf16
     each = 2 if columns <= 4 and fits and parts * tiles * SLICES >= 4 * TYPICAL_MULTIPROCESSORS * WARPS else 1
     sets, ranges = parts * -(-tiles // each), 1 if whole else SLICES
-    rounds = min(-(-sets * ranges * groups // (2 * TYPICAL_MULTIPROCESSORS * WARPS)), -(-sets // WARPS))
-    blocks = -(-sets // (WARPS * rounds))
+    most_blocks, blocks = 2 * TYPICAL_MULTIPROCESSORS // groups, -(-sets // WARPS)
+    blocks = min(blocks, most_blocks) if whole else -(-blocks // -(-sets * ranges // (most_blocks * WARPS)))
     longest = -(-form.units(width) // SLICES)
     own = form.units(width) if whole else longest
     unit = form.unit // DEPTH * record_bytes(form, columns, rounded)
@@ -227,7 +225,7 @@ def shape_of(
         pieces = 2
     taken = pieces * piece * unit + slots * ring + RESERVED
     resident = 2 if features.bf16 and 2 * taken <= features.shared + RESERVED else 1  # lanes take many registers
-    return Shape(columns, each, blocks, rounds, ranges, piece, pieces, slots, resident)
+    return Shape(columns, each, blocks, ranges, piece, pieces, slots, resident)
 
 
 def record_bytes(form: Form, columns: int, rounded: bool) -> int:
@@ -262,7 +260,8 @@ class Linear(Layer):
         self.ring = k.at(k.share(WARPS * shape.slots * self.slot), I8, k.warp * (shape.slots * self.slot))
         self.own = at.tile % shape.ranges
         self.begin, self.end = (k.number(0), k.number(self.units)) if shape.ranges == 1 else self._range(self.own)
-        first, stride = at.tile // shape.ranges * WARPS + k.warp, shape.blocks * WARPS
+        block, every = at.tile // shape.ranges, -(-self.parts * self.sets // WARPS)
+        first, stride = block * WARPS + k.warp, shape.blocks * WARPS
         self.matrices = [Matrix(k, base, self.form, self.n, self.width) for base in at.weights]
         self.item, self.number = k.variable(I32, 0), k.variable(I32, 0)
         self.next = [k.variable(I32, value) for value in (first, self.begin)]
@@ -272,7 +271,8 @@ class Linear(Layer):
         self._bring(self.begin)
         if shape.pieces == 1:
             k.barrier()
-        with k.loop(0, shape.rounds) as number:
+        rounds = (every + shape.blocks - 1 - block) // shape.blocks  # as many for all warps, for their barriers
+        with k.loop(0, rounds) as number:
             sums = self._zeros(self.dots.kept)
             if shape.ranges == 1:
                 total = self._zeros(range(4))

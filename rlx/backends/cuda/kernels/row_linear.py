@@ -1,7 +1,8 @@
-"""Linear layers of one row: a block computes some tiles of the weights, one after the other.
+"""Linear layers of one row, or of up to `FEW`: a block computes some tiles of the weights, one after the other.
 
 Each of its warps has one of the `SLICES` ranges of k, whose weights come through a ring (`weight_ring.py`). Products
-and sums are those of `linear.py`, in the same order, so that a row has the same bits alone and among others.
+and sums are those of `linear.py`, in the same order, so that a row has the same bits alone and among others. Tensor
+cores multiply eight rows of x in the time of one.
 
 A multiprocessor has room for two blocks, and a layer has two for each. So all multiprocessors get as many; blocks
 of the next kernel, which fill their rings meanwhile, come where one has ended. With more room than a kernel needs,
@@ -34,12 +35,14 @@ from rlx.backends.cuda.kernels.weight_ring import Piece, Ring
 from rlx.backends.cuda.layouts import DEPTH, ROWS, Form
 from rlx.backends.cuda.numbers import pair_parts
 
+FEW = 8  # rows that tensor cores multiply together
 WIDEST = 1 << 14  # inputs of a row that are in shared memory
 _FIT = 2  # blocks of a multiprocessor
 _PIECE = 2048  # bytes of codes of the pieces of all matrices
 _STAGES = 2  # pieces of a ring at least, or they are made smaller
 _TOGETHER = 4  # products that are under way before the first is scaled
 _BROUGHT = 12  # times four numbers of x that a thread loads before it uses them
+_FEW_ROWS = 56 << 10  # bytes of x of several rows at most: rings get short, and each block reads all of x
 _EARLY = 48 << 10  # bytes of the weights of a block that it begins to copy before it waits
 
 
@@ -75,8 +78,8 @@ def row_shape(form: Form, n: int, width: int, parts: int, among: int = 0, shared
     return RowShape(own, -(-tiles // own), least, whole // _FIT - RESERVED, shared)
 
 
-def fits(form: Form, width: int, parts: int, shared: int, *, rounded: bool) -> bool:
-    """Whether a block has room for a row of x and the shortest ring.
+def fits(form: Form, width: int, parts: int, shared: int, *, rounded: bool, rows: int = 1) -> bool:
+    """Whether a block has room for x and the shortest ring; for several rows, whether it is worth it.
 
     Args:
         parts: matrices: 2 if the layer is gated.
@@ -84,9 +87,11 @@ def fits(form: Form, width: int, parts: int, shared: int, *, rounded: bool) -> b
         rounded: whether x is in bf16.
     """
     groups, piece = -(-form.groups(width) // 4) * 4, Piece(form, 1, even=False)
-    x = groups * (count_of(rounded) * NBYTES + 4 * sums_of(form))
+    x, results = rows * groups * (count_of(rounded) * NBYTES + 4 * sums_of(form)), rows * 2 * parts * WARPS * ROWS * 4
     ring = WARPS * parts * (piece.nbytes + piece.numbers_bytes)
-    return width <= WIDEST and x + 2 * parts * WARPS * ROWS * 4 + ring <= shared
+    if rows > 1 and (x > _FEW_ROWS or _FIT * (x + results + ring + RESERVED) > shared + RESERVED):
+        return False
+    return width <= WIDEST and x + results + ring <= shared
 
 
 def _divisor(count: int, most: int) -> int:
@@ -96,7 +101,7 @@ def _divisor(count: int, most: int) -> int:
 
 
 class RowLinear(Layer):
-    """A linear layer of one row in a kernel.
+    """A linear layer of few rows in a kernel.
 
     Args:
         form: of the weights.
@@ -107,20 +112,22 @@ class RowLinear(Layer):
         rounded: whether x is in bf16.
         take: gets each result and its number in place of memory.
         eps: of the norm of x, if each block normalizes x, by the weight among the pointers "norm" if there is one.
+        rows: at most: 1 or `FEW`.
     """
 
     def __init__(
         self, code: Code, form: Form, n: int, width: int, shape: RowShape, gated: str | None = None, out: str = "f32",
         rounded: bool = False, take: Callable[[Value, Value], None] | None = None, eps: float | None = None,
+        rows: int = 1,
     ) -> None:  # fmt: skip
-        super().__init__(code, form, n, width, gated, out, rounded, alike=True)
-        self.eps = eps
-        self.shape, self.take, self.groups = shape, take or self._store, form.groups(width)
-        self.quads = -(-self.groups // 4) * 32  # times four elements of x, for whole warps
-        self.record = self.count * NBYTES  # bytes of 32 k of x
-        self.place = code.share(self.quads // QUADS * self.record)
+        super().__init__(code, form, n, width, gated, out, rounded, alike=rows == 1)
+        self.eps, self.rows = eps, rows
+        self.shape, self.take, self.groups = shape, take, form.groups(width)
+        self.quads = -(-self.groups // 4) * 32 * rows  # times four elements of x, for whole warps
+        self.record = self.count * rows * NBYTES  # bytes of 32 k of x: [part][row]
+        self.place = code.share(self.quads // (QUADS * rows) * self.record)
         self.sum_place = code.share(self.quads // QUADS * self.sums * 4)
-        self.results = code.share(2 * self.parts * WARPS * ROWS * 4)
+        self.results = code.share(2 * self.parts * WARPS * rows * ROWS * 4)
 
     def emit(self, at: Operands) -> None:
         """The whole computation of a block."""
@@ -198,20 +205,25 @@ class RowLinear(Layer):
 
     def _fetch(self, at: Operands, number: Value) -> None:
         """Begins to load what a thread adds to its result."""
-        k = self.code
-        column = self._tile(at, number) * ROWS + k.thread
+        k, (row, column, held) = self.code, self._result(at, number)
         if not self.added:
             return
-        with k.when((k.thread < ROWS) & (column < self.n)):
+        with k.when(held):
             for variable, bias in zip(self.added, at.bias, strict=False):
                 variable.set(k.load(bias, F32, column, constant=True))
             if at.residual is not None:
-                self.added[-1].set(k.load(at.residual, F32, at.place(k.number(0), column)))
+                self.added[-1].set(k.load(at.residual, F32, at.place(row, column)))
+
+    def _result(self, at: Operands, number: Value) -> tuple[Value, Value, Value]:
+        """The row and the column of the result of a thread, and whether it has one."""
+        k = self.code
+        row, column = k.thread // ROWS, self._tile(at, number) * ROWS + k.thread % ROWS
+        return row, column, (k.thread < self.rows * ROWS) & (column < self.n) & at.valid(row)
 
     # -- x ------------------------------------------------------------------------------------------------------------
 
     def _bring_row(self, at: Operands) -> None:
-        """Brings x to shared memory."""
+        """Brings x to shared memory: of each 32 k all rows."""
         k = self.code
         each = min(_BROUGHT, -(-self.quads // THREADS))
         with k.loop(0, self.quads, each * THREADS) as start:
@@ -233,19 +245,20 @@ class RowLinear(Layer):
 
     def _quad(self, at: Operands, quad: Value) -> list[Value]:
         """Four numbers of x, or zeros beyond its end and if it is not to be computed."""
-        k, zero = self.code, self.code.number(0)
-        return loaded(k, at.x, at.row(zero), quad * QUAD, self.width, at.valid(zero), self.rounded)
+        group, row, own = quad // (QUADS * self.rows), quad // QUADS % self.rows, quad % QUADS
+        column, start = (group * QUADS + own) * QUAD, at.row(self.code.select(at.valid(row), row, 0))
+        return loaded(self.code, at.x, start, column, self.width, at.valid(row), self.rounded)
 
     def _put(self, numbers: Sequence[Value], quad: Value) -> None:
         """Stores the parts of four numbers, and the sums that lows are multiplied with."""
-        k, group = self.code, quad // QUADS
-        parts = split(k, numbers, quad, self.form, self.rounded)
+        k, rows, group, row = self.code, self.rows, quad // (QUADS * self.rows), quad // QUADS % self.rows
+        parts, start = split(k, numbers, quad, self.form, self.rounded), group * self.record + row * NBYTES
         for part, words in enumerate(parts):
-            k.store(k.at(self.place, I8, group * self.record + (place(quad) + part * NBYTES)), k.vector(words), align=8)
+            k.store(k.at(self.place, I8, start + (place(quad) + part * (rows * NBYTES))), k.vector(words), align=8)
         if self.sums:
             total, each = summed(k, parts, quad, self.form), QUADS // self.sums
             with k.when((quad % each).equals(0)):
-                k.store(self.sum_place, total, quad // each)
+                k.store(self.sum_place, total, (group * self.sums + quad % QUADS // each) * rows + row)
 
     # -- products -----------------------------------------------------------------------------------------------------
 
@@ -270,36 +283,39 @@ class RowLinear(Layer):
                     self.add_products(products, ring.numbers(part, number), totals, sums[part])
 
     def _row(self, first: Value, number: int) -> tuple[list[list[Value]], list[list[Value]]]:
-        """Of x the 32 k `number` after `first`: the registers of each part, which all columns share, and its sums."""
-        k = self.code
-        start = k.at(k.at(self.place, I8, first * self.record + (k.lane & 3) * 16), I8, number * self.record)
-        x = [k.lanes(k.load(k.at(start, I8, part * NBYTES), "<4 x i32>")) for part in range(self.count)]
-        sums = k.at(k.at(self.sum_place, F32, first * self.sums), F32, number * self.sums)
-        return x, [[self.dots.total(k.load(sums, F32, s))] for s in range(self.sums)]
+        """Of x the 32 k `number` after `first`: the registers of each part, and its sums."""
+        k, (own, own_sum), each = self.code, self.dots.lanes(), 4 * self.rows
+        start = k.at(k.at(self.place, I8, first * self.record + own), I8, number * self.record)
+        x = [self.dots.x(k.at(start, I8, part * self.rows * NBYTES)) for part in range(self.count)]
+        sums = k.at(k.at(self.sum_place, I8, first * (self.sums * each) + own_sum), I8, number * self.sums * each)
+        return x, [self.dots.totals(k.at(sums, I8, s * each)) for s in range(self.sums)]
 
     # -- results ------------------------------------------------------------------------------------------------------
 
     def _finish_tile(self, at: Operands, number: Value, sums: list[dict[int, Variable]]) -> None:
         """Adds the ranges and writes the results of a tile."""
-        k, size = self.code, WARPS * ROWS
-        base, results = number % 2 * (self.parts * size), [self.dots.results(own) for own in sums]
-        with k.when((k.lane & 3).equals(0)):
+        k, each, t = self.code, self.rows * ROWS, self.code.lane & 3
+        base, size, alone = number % 2 * (self.parts * WARPS * each), WARPS * each, self.rows == 1
+        results = [self.dots.results(own) for own in sums]
+        with k.guarded(t.equals(0) if alone else None):
             for part, result in enumerate(results):
-                to = base + k.warp * ROWS + (k.lane >> 2) + part * size
-                k.store(self.results, result(0), to)
-                k.store(self.results, result(2), to + 8)
+                to = base + k.warp * each + (k.lane >> 2) + part * size
+                for i in (0, 2) if alone else range(4):
+                    row = 0 if alone else t * 2 + i % 2
+                    k.store(self.results, result(i), to + row * ROWS + 8 * (i // 2))
         k.barrier()
-        column = self._tile(at, number) * ROWS + k.thread
-        with k.when((k.thread < ROWS) & (column < self.n) & at.valid(k.number(0))):
+        row, column, held = self._result(at, number)
+        with k.when(held):
             values = []
             for part in range(self.parts):
                 total = k.f32(0.0)
                 for warp in range(WARPS):
-                    total = total + k.load(self.results, F32, base + k.thread + (part * size + warp * ROWS))
+                    total = total + k.load(self.results, F32, base + k.thread + (part * size + warp * each))
                 values.append(total)
             bias = [variable.get() for variable in self.added[: len(at.bias)]]
             residual = None if at.residual is None else self.added[-1].get()
-            self.take(self.result(values, bias, residual), column)
-
-    def _store(self, result: Value, column: Value) -> None:
-        self.code.store(self.at.out, result, self.at.place(self.code.number(0), column))
+            found = self.result(values, bias, residual)
+            if self.take:
+                self.take(found, column)
+            else:
+                k.store(at.out, found, at.place(row, column))
