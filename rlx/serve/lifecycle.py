@@ -9,6 +9,7 @@ nobody reads, and what becomes of a client that sends no more: it may still read
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -415,9 +416,22 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._shared, self._seconds = shared, seconds
         self._deadline: float | None = None
+        self._settled = 0
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().serve(sockets)
+        finally:
+            gc.unfreeze()
 
     async def on_tick(self, counter: int) -> bool:
         over, shared = await super().on_tick(counter), self._shared
+        settled = sum(each.is_warm + each.is_compiled for each in shared.opened)
+        if settled > self._settled:
+            # Otherwise all answers wait now and then for a collection that looks at models, programs and vocabularies.
+            self._settled = settled
+            gc.collect()
+            gc.freeze()
         if self._deadline is None or over:
             return over or shared.state == "failed"
         if not shared.in_flight:
