@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, I1, I8, I32, WARP, WARPS, Code, Value, set_all
+from rlx.backends.cuda.code import F32, I1, I8, I32, WARP, WARPS, Code, Value
 from rlx.backends.cuda.kernels.attention import QUERIES, Attention, known
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment, staged_head
 from rlx.backends.cuda.kernels.row_chunks import Chunks, Share, Tiles, Work
@@ -70,7 +70,8 @@ class Block:
         new = [None if each is None else self._position(each) for each in before.written]
         self.chunks = Chunks(w, (keys, values), new)
         self.results = Results(w, self.chunks.memory)
-        self.queries, self.weights = (k.share(t.operands(self.a, count)) for count in (t.width, t.keys))
+        self.queries = k.share(t.own * self.a.together * t.stride)  # [part, query, width]
+        self.weights = k.share(16 * t.lines * t.weights)
         self.tops, self.totals = (k.share(4 * QUERIES * WARPS) for _ in range(2))
         self.staged = k.share(4 * t.width * tasks)
         self.g, self.t4 = k.lane >> 2, k.lane & 3
@@ -139,23 +140,8 @@ class Block:
                 x, y = (k.load(staged, F32, i + at) * factor for at in range(2))
                 if start + 2 * WARP > a.width:
                     x, y = (k.select(i + at < a.width, own, k.f32(0.0)) for at, own in enumerate((x, y)))
-                self._put(self.queries, number, i, pair_parts(k, x, y, t.kind, t.own))
-
-    def _put(self, operands: Value, query: Value, i: Value, parts: Sequence[Value]) -> None:
-        """Puts the parts of two numbers of a query, `i` and the next one, to where `_operand` reads them."""
-        k, t = self.k, self.t
-        place = ((i >> 4) * (t.lines * self.a.together) + query) * 64 + (i & 6) * 8 + (i & 8)
-        for part, word in enumerate(parts):
-            k.store(k.at(operands, I8, place + (part // 2 * self.a.together * 64 + part % 2 * 4)), word)
-
-    def _operand(self, operands: Value, step: int, line: int) -> list[Value]:
-        """Two parts of all queries as an operand: sixteen of their numbers. There are zeros for queries that lack."""
-        k, count = self.k, self.a.together
-        words = [k.variable(I32, 0) for _ in range(4)]
-        with k.guarded(k.lane < 4 * count if count < QUERIES else None):
-            place = k.at(operands, I8, k.lane * 16 + (step * self.t.lines + line) * count * 64)
-            set_all(words, k.lanes(k.load(place, "<4 x i32>")))
-        return [word.get() for word in words]
+                for part, word in enumerate(pair_parts(k, x, y, t.kind, t.own)):
+                    k.store(k.at(self.queries, I8, (number + part * a.together) * t.stride + i * 2), word)
 
     # -- a chunk ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +154,7 @@ class Block:
             for step in range(0, t.width // 16, 2):
                 right = [self._keys(start, step, part) for part in range(t.parts)]
                 for half in range(min(2, t.width // 16 - step)):
-                    left = [self._operand(self.queries, step + half, line) for line in range(t.lines)]
+                    left = [self._query(step + half, line) for line in range(t.lines)]
                     for i, j in t.pairs:
                         own = right[j][2 * half : 2 * half + 2]
                         sums[i][half] = product(k, left[i], own, sums[i][half], t.kind)
@@ -205,6 +191,13 @@ class Block:
         row = k.warp * 8 + (k.lane & 7) + part * t.keys
         return matrices(k, k.at(start, I8, row * t.stride + column * 16))
 
+    def _query(self, step: int, line: int) -> list[Value]:
+        """Two parts of eight queries as an operand; those that there are not are others."""
+        k, t, count = self.k, self.t, self.a.together
+        part = k.smaller((k.lane >> 3 & 1) + 2 * line, t.own - 1)
+        row = part * count + k.smaller(k.lane & 7, count - 1)
+        return matrices(k, k.at(self.queries, I8, row * t.stride + (k.lane >> 4) * 16 + 32 * step))
+
     def _masked(self, score: Value, position: Value) -> Value:
         """A score in units of log2(e); the lowest of all where the row does not see the position."""
         k, a = self.k, self.a
@@ -237,9 +230,9 @@ class Block:
                 total = total + k.exchanged(total, distance)
             with k.when(self.t4.equals(0)):
                 k.store(self.totals, total, self.g * WARPS + k.warp)
-            parts = pair_parts(k, first, second, t.kind, t.own)
-            with k.when(self.g < self.a.together):
-                self._put(self.weights, self.g, k.warp * 8 + self.t4 * 2, parts)
+            for part, word in enumerate(pair_parts(k, first, second, t.kind, t.own)):
+                line = self.g + (part // 2 * 16 + part % 2 * 8)
+                k.store(k.at(self.weights, I8, line * t.weights + k.warp * 16 + self.t4 * 4), word)
         return top
 
     def _over_warps(self, place: Value) -> list[Value]:
@@ -257,7 +250,7 @@ class Block:
         for other in others:
             total = total + other
         steps = range(t.keys // 16)
-        left = [[self._operand(self.weights, step, line) for line in range(t.lines)] for step in steps]
+        left = [[self._weights(step, line) for line in range(t.lines)] for step in steps]
         found = list[Value]()
         for n in range(self.results.columns):
             group = k.smaller(k.warp + n * WARPS, t.width // 16 - 1)
@@ -272,6 +265,11 @@ class Block:
                                 sums[i][half] = product(k, left[step][i], own, sums[i][half], t.kind)
             found += [self._of_parts([[some[half]] for some in sums], i) for half in range(2) for i in range(2)]
         return total, found
+
+    def _weights(self, step: int, line: int) -> list[Value]:
+        k, t = self.k, self.t
+        at = ((k.lane & 15) + 16 * line) * t.weights + (k.lane >> 4) * 16 + 32 * step
+        return matrices(k, k.at(self.weights, I8, at))
 
     def _values(self, start: Value, step: int, group: Value, part: int) -> list[Value]:
         """Sixteen values as operands of two products: the elements of a group of sixteen."""
@@ -291,34 +289,32 @@ class Block:
 
     def _run_copied(self) -> None:
         k, t, w, chunks = self.k, self.t, self.w, self.chunks
+        chunks.look_up(w.start)
         is_old = k.as_value(1, I1) if self.early else w.start + t.keys <= known(k, self.a, w.segment)
         with k.when(is_old):
-            chunks.begin(skips=self.early)
+            chunks.copy(w.start, k.number(0), skips=self.early)
         k.wait()
         if not self.early:
             with k.when(is_old ^ 1):
-                chunks.begin()
-        commit_copies(k)  # in place of the keys of the second chunk
-        chunks.look_up(1, w.start + t.keys)
-        chunks.look_up(0, w.start + 2 * t.keys)
+                chunks.copy(w.start, k.number(0))
+        commit_copies(k)
+        chunks.look_up(w.start + t.keys)
         self.prepare()
         stage = k.variable(I32, 0)
         with k.loop(w.start, w.limit, t.keys) as base:
-            own, other = stage.get(), 1 - stage.get()
-            wait_copies(k, 2)  # the values of this chunk and the keys of the next one may be on their way
+            wait_copies(k, 0)
             k.barrier()
-            with k.when(base.equals(w.start)):
-                chunks.copy(0, base + t.keys, other, chunks.next[1])
-            chunks.copy(1, base + t.keys, other)
-            self.scores(chunks.place(0, own), base)
+            following, other = base + t.keys, 1 - stage.get()
+            with k.when(following < w.limit):
+                chunks.copy(following, other)
+                chunks.look_up(following + t.keys)
+            commit_copies(k)
+            start = chunks.stage(stage.get())
+            self.scores(start, base)
             k.barrier()
-            chunks.copy(0, base + 2 * t.keys, own)
-            chunks.next[1].set(chunks.next[0].get())
-            chunks.look_up(0, base + 3 * t.keys)
             top = self.weigh()
-            wait_copies(k, 3)  # for the values of this chunk
             k.barrier()
-            self.results.add(base + t.keys, top, *self.weighted(chunks.place(1, own)))
+            self.results.add(base + t.keys, top, *self.weighted(k.at(start, I8, t.operand)))
             stage.set(other)
         if self.early:
             self.write_new()
@@ -329,7 +325,7 @@ class Block:
         self.prepare()
         with k.loop(w.start, w.limit, t.keys) as base:
             k.barrier()
-            chunks.look_up(0, base)
+            chunks.look_up(base)
             chunks.convert(base, 0)
             k.barrier()
             self.scores(chunks.memory, base)

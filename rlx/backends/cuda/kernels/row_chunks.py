@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlx.backends.cuda.agreed.steps import POSITIONS, RANGES
-from rlx.backends.cuda.code import BF16, F16, F32, I1, I8, I16, I32, I64, RESERVED, THREADS, Code, Value, Variable
+from rlx.backends.cuda.code import BF16, F16, F32, I1, I8, I16, I32, I64, RESERVED, THREADS, Code, Value
 from rlx.backends.cuda.kernels.attention import Attention, SharedRows, operands_of, visible
 from rlx.backends.cuda.kernels.cache import Cache, Segment, every_lane
 from rlx.backends.cuda.kernels.cards import of_card
-from rlx.backends.cuda.kernels.tensor_cores import commit_copies, copy_async
+from rlx.backends.cuda.kernels.tensor_cores import copy_async
 from rlx.backends.cuda.numbers import pair_parts
 from rlx.ir.dtypes import DType
 
@@ -56,9 +56,10 @@ class Tiles(SharedRows):
         """The products that count: (line, part of a key or value)."""
         return [(i, j) for j in range(self.parts) for i in range(self.lines) if 2 * i + j < self.own]
 
-    def operands(self, a: Attention, count: int) -> int:
-        """Bytes of the parts of all queries with `count` numbers each."""
-        return count // 16 * self.lines * a.together * 64
+    @property
+    def weights(self) -> int:
+        """Bytes from row to row of the weights of a chunk."""
+        return 2 * self.keys + 16
 
     @property
     def chunks(self) -> int:
@@ -68,7 +69,8 @@ class Tiles(SharedRows):
     def shared(self, a: Attention) -> int:
         """Bytes of shared memory of a block, about."""
         staged = 4 * self.width * (a.together + 2)
-        return self.chunks + self.operands(a, self.width + self.keys) + staged + RESERVED
+        queries = self.own * a.together * self.stride
+        return self.chunks + queries + 16 * self.lines * self.weights + staged + RESERVED
 
 
 def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
@@ -167,70 +169,60 @@ class Chunks:
     def __init__(self, w: Work, caches: Sequence[Cache], new: Sequence[Value | None]) -> None:
         self.w, self.k, self.t, self.caches, self.new = w, w.k, w.t, caches, new
         self.memory = self.k.share(w.t.chunks)
-        #: Where the chunks lie whose keys, and values, are copied next: in one piece. They are looked up early.
-        self.next = [self.k.variable(I32, 0) for _ in range(2)]
+        #: Where the keys of the chunk lie that is brought next: in one piece. It is looked up early.
+        self.place = self.k.variable(I32, 0)
 
-    def place(self, which: int, stage: Value) -> Value:
-        """Where the keys (0) or values (1) of a chunk lie in shared memory."""
-        return self.k.at(self.memory, I8, stage * self.t.stage + which * self.t.operand)
+    def stage(self, number: Value) -> Value:
+        """Where a chunk lies."""
+        return self.k.at(self.memory, I8, number * self.t.stage)
 
-    def look_up(self, which: int, base: Value) -> None:
-        """Looks up where the chunk lies whose keys (0) or values (1) are copied next."""
+    def look_up(self, base: Value) -> None:
+        """Looks up where the chunk lies that is brought next."""
         with self.k.when(base < self.w.limit):
-            self.next[which].set(self.caches[0].place(self.k, base, self.w.segment))
+            self.place.set(self.caches[0].place(self.k, base, self.w.segment))
 
-    def begin(self, *, skips: bool = False) -> None:
-        """Begins to copy the first chunk; `skips` as that of `copy`."""
-        for which in range(2):
-            self.look_up(which, self.w.start)
-            self.copy(which, self.w.start, self.k.number(0), skips=skips)
-
-    def copy(
-        self, which: int, base: Value, stage: Value, place: Variable | None = None, *, skips: bool = False
-    ) -> None:
-        """Begins to copy the keys (0) or values (1) of a chunk, if there is one: a group of copies.
-
-        What the row does not see becomes zeros.
+    def copy(self, base: Value, stage: Value, *, skips: bool = False) -> None:
+        """Begins to copy a chunk; what the row does not see becomes zeros.
 
         Args:
-            place: where the chunk lies; by default as it was looked up.
-            skips: leaves a new key or value out.
+            skips: leaves new keys and values out.
         """
-        place = place or self.next[which]
-        k, t, w, new = self.k, self.t, self.w, self.new[which]
+        k, t, w = self.k, self.t, self.w
         first, stop = k.larger(w.low - base, 0), k.smaller(w.last + 1 - base, t.keys)
-        whole, new = first.equals(0) & stop.equals(t.keys), new - base if skips and new is not None else None
-        whole = whole if new is None else whole & (new >= t.keys)
-        with k.when(base < w.limit):
-            with k.when(whole):
-                self._copy(which, stage, place, None, None)
-            with k.when(whole ^ 1):
-                self._copy(which, stage, place, (first, stop), new)
-        commit_copies(k)
+        new = [each - base if skips and each is not None else None for each in self.new]
+        whole = first.equals(0) & stop.equals(t.keys)
+        for each in new:
+            whole = whole if each is None else whole & (each >= t.keys)
+        start = self.stage(stage)
+        with k.when(whole):
+            self._copy(start, None, [None, None])
+        with k.when(whole ^ 1):
+            self._copy(start, (first, stop), new)
 
-    def _copy(
-        self, which: int, stage: Value, place: Variable, seen: tuple[Value, Value] | None, new: Value | None
-    ) -> None:
-        """Begins to copy the keys or values of a chunk.
+    def _copy(self, start: Value, seen: tuple[Value, Value] | None, new: Sequence[Value | None]) -> None:
+        """Begins to copy a chunk.
 
         Args:
             seen: the first row that is seen, and the one after the last; None if all are.
-            new: a row that is left out.
         """
-        k, t, w, cache = self.k, self.t, self.w, self.caches[which]
+        k, t, w = self.k, self.t, self.w
         for row, element, count, step in self._pieces():
             inside, valid = self._inside(element, k.as_value(1, I1), _CHUNK)
-            target = k.at(self.place(which, stage), I8, row * t.stride + element * 2)
-            source = cache.row(k, w.kv_head, place.get() + row, w.segment.slot) * cache.width
-            start = k.at(cache.base, I16, source + inside.to(I64))
+            target = k.at(start, I8, row * t.stride + element * 2)
+            places = []
+            for cache in self.caches:
+                source = cache.row(k, w.kv_head, self.place.get() + row, w.segment.slot) * cache.width + inside.to(I64)
+                places.append(k.at(cache.base, I16, source))
             for i in range(count):
                 own = row + i * step
                 kept = None if seen is None else valid & (own >= seen[0]) & (own < seen[1])
                 if seen is None and t.width > w.a.width:
                     kept = valid
-                size = None if kept is None else k.select(kept, 16, 0)
-                with k.guarded(None if new is None else (own < new) | (own > new)):
-                    copy_async(k, k.at(target, I8, i * step * t.stride), k.at(start, I16, i * step * w.a.width), size)
+                for which, (place, other) in enumerate(zip(places, new, strict=True)):
+                    to = k.at(target, I8, i * step * t.stride + which * t.operand)
+                    size = None if kept is None else k.select(kept, 16, 0)
+                    with k.guarded(None if other is None else (own < other) | (own > other)):
+                        copy_async(k, to, k.at(place, I16, i * step * w.a.width), size)
 
     def _pieces(self) -> Iterator[tuple[Value, Value, int, int]]:
         """What a thread brings of a chunk: row and first element, how many such pieces, and rows between them."""
@@ -254,7 +246,7 @@ class Chunks:
             for i in range(count):
                 row, numbers = start + i * step, list[Value]()
                 seen, own = (row >= first) & (row < stop), k.larger(k.smaller(row, stop - 1), first)
-                source = cache.row(k, w.kv_head, self.next[0].get() + own, w.segment.slot)
+                source = cache.row(k, w.kv_head, self.place.get() + own, w.segment.slot)
                 for at in range(0, _CHUNK, size):
                     inside, valid = self._inside(element + at, seen, size)
                     numbers += [k.select(valid, x, k.f32(0.0)) for x in cache.read(k, source, inside, size)]
@@ -276,7 +268,7 @@ class Chunks:
             staged: shared memory, f32 of the width of the chunks.
         """
         k, t, at = self.k, self.t, position - self.w.start
-        target = k.at(self.place(which, at // t.keys), I8, at % t.keys * t.stride)
+        target = k.at(self.stage(at // t.keys), I8, at % t.keys * t.stride + which * t.operand)
         for i, inside in every_lane(k, t.width):
             value = k.load(staged, F32, i)
             value = value if t.width == self.w.a.width else k.select(i < self.w.a.width, value, k.f32(0.0))
