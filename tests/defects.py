@@ -330,8 +330,8 @@ DEFECTS = (
     ),
     Defect(
         "stopping: a stop string that lacks only its last character is not held back",
-        "longest = max(map(len, self._stop), default=1) - 1",
-        "longest = max(map(len, self._stop), default=2) - 2",
+        "longest = min(max(map(len, markers), default=1) - 1, len(text))",
+        "longest = min(max(map(len, markers), default=2) - 2, len(text))",
         "tests/runners/test_stopping.py",
     ),
     # The server and the command line.
@@ -367,8 +367,8 @@ DEFECTS = (
     ),
     Defect(
         "command line: a window of all tokens is the default window",
-        "{name: None for name in _WINDOWS if given.get(name) == _ALL}",
-        '{name: None for name in ("dry_penalty_last_n",) if given.get(name) == _ALL}',
+        "{name: None for name in WINDOWS if chosen.get(name) == _ALL}",
+        '{name: None for name in ("dry_penalty_last_n",) if chosen.get(name) == _ALL}',
         "tests/cli/test_sampling_options.py",
     ),
     Defect(
