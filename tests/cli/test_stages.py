@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,18 @@ from rlx import demo
 from rlx.cli.main import cli
 from rlx.ir.text import loads
 from rlx.passes.report import Report
+
+ROOT = Path(__file__).parents[2]
+#: Commands of the documentation that show code of some kernels: form, kernel.
+DOCUMENTED = sorted(
+    {
+        command
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for command in re.findall(
+            r"^rlx compile --emit (\w+) --kernel ([a-z]\w*)", page.read_text("utf-8"), re.MULTILINE
+        )
+    }
+)
 
 
 def compile_(*args: str) -> Result:
@@ -54,6 +68,12 @@ def test_a_graph_on_stdout_parses(args: list[str], phase: str) -> None:
     done = compile_(*args)
     assert done.exit_code == 0 and loads(done.stdout).phase == phase
     assert done.stderr.startswith("program ")
+
+
+@pytest.mark.parametrize(("form", "kernel"), DOCUMENTED)
+def test_kernels_that_the_documentation_names_are_there(form: str, kernel: str) -> None:
+    done = compile_("--emit", form, "--kernel", kernel)
+    assert done.exit_code == 0 and kernel in done.stdout, done.output
 
 
 def test_a_fused_graph_differs_from_the_one_that_was_built() -> None:
