@@ -110,6 +110,7 @@ class Architecture:
         hybrid: what replaces attention in most of its layers: "delta rule", "mamba", "convolution", or "" for none.
         gguf_heads: how value heads of its GGUF files share key heads, see `Recurrence`.
         single_blocks: a layer is a recurrence, attention or a feed-forward block, not two of them.
+        hf_only: key of `config.json` -> the only value that is supported, and why no other.
         hf_spelling: usual keys of `config.json`, computed from its own.
         latent: its heads share keys and values, see `Latent`.
         predicts: its files may have blocks for multi-token prediction behind the layers.
@@ -164,6 +165,7 @@ class Architecture:
     hybrid: str = ""
     gguf_heads: str = "grouped"
     single_blocks: bool = False
+    hf_only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     hf_spelling: Callable[[Keys], Mapping[str, Any]] | None = None
     latent: bool = False
     predicts: bool = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
@@ -33,11 +32,6 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     return head(model, x, scale=config.own["logit_scale"])
 
 
-def _without_head_norms(keys: Keys) -> dict[str, Any]:
-    keys.require("use_qk_norm", False, "norms on the heads of q and k are not supported for this architecture")
-    return {}
-
-
 def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """Layers with a window have rope; in a model without windows no layer has."""
     return [window is not None for window in windows]
@@ -53,7 +47,7 @@ _COMMAND_R = Architecture(
     bf16=True,
     keys={"logit_scale": Key("logit_scale", "logit_scale", FACTOR, 0.0625)},
     hf_keys={"eps": "layer_norm_eps"},
-    hf_spelling=_without_head_norms,
+    hf_only={"use_qk_norm": (False, "norms on the heads of q and k are not supported for this architecture")},
     hf_defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5},
 )
 ARCHITECTURES = {
@@ -64,7 +58,7 @@ ARCHITECTURES = {
         gguf_period=4,
         hf_sliding=every_nth_is_full(4),
         rope_layers=_rope_layers,
-        hf_spelling=None,
+        hf_only={},
         hf_defaults={**_COMMAND_R.hf_defaults, "sliding_window": 4096},
     ),
 }

@@ -86,6 +86,8 @@ class _Hf(Reader):
         keys, row = self.keys, self.row
         if keys.get(_TWO_WAY, None) not in _VISION_ONLY:
             keys.unsupported(_TWO_WAY, keys.get(_TWO_WAY), "attention in both directions is not supported")
+        for key, (only, because) in row.hf_only.items():
+            keys.require(key, only, because)
         if row.experts == "none":
             for key in SETTINGS["experts"].hf.split():
                 keys.require(key, 0, "mixtures of experts are not supported for this architecture")

@@ -74,8 +74,11 @@ def query_scale(model: Model) -> Node | None:
     beta, original = (model.config.own.get(name, 0) for name in ("query_growth", "original_context"))
     if not beta or original >= model.config.context:
         return None
-    steps = np.arange(model.config.context) // original
-    table = model.graph.constant("query_scale", (1 + beta * np.log1p(steps)).astype(np.float32)[:, None])
+    scales = model.graph.constants.get("query_scale")  # all layers have the same
+    if scales is None:
+        steps = np.arange(model.config.context) // original
+        scales = (1 + beta * np.log1p(steps)).astype(np.float32)[:, None]
+    table = model.graph.constant("query_scale", scales)
     return ops.take_rows(table, model.graph.input("positions", [SEQ], I32))
 
 

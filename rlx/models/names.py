@@ -69,12 +69,6 @@ MOE = (
     Row("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", WHOLE),
     Row("ffn_down_exps.weight", "mlp.experts.down_proj", WHOLE),
 )
-# Experts that sigmoids and a bias choose, beside one that every token uses (DeepSeek-V3).
-BIASED_MOE = (
-    *MOE,
-    Row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", WHOLE),
-    *(Row(f"ffn_{part}_shexp", f"mlp.shared_experts.{part}_proj", LINEAR) for part in ("gate", "up", "down")),
-)
 # Of the block for multi-token prediction behind the last layer; GLM keeps it there in checkpoints, too.
 PREDICTION = (
     Row("nextn.eh_proj", "eh_proj"),
@@ -113,7 +107,13 @@ def shared_expert_names(path: str | None = None) -> tuple[Row, ...]:
     return tuple(Row(f"ffn_{part}_shexp", path and f"{path}.{part}_proj", LINEAR) for part in parts)
 
 
-#: The same beside experts, with what weighs it (Qwen 2).
+#: Experts that sigmoids and a bias choose, beside one that every token uses (DeepSeek-V3).
+BIASED_MOE = (
+    *MOE,
+    Row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", WHOLE),
+    *shared_expert_names("mlp.shared_experts"),
+)
+#: The expert that every token uses, with what weighs it (Qwen 2).
 GATED_SHARED = (Row("ffn_gate_inp_shexp", "mlp.shared_expert_gate"), *shared_expert_names("mlp.shared_expert"))
 
 

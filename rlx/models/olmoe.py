@@ -16,13 +16,8 @@ from rlx.models.keys import HEADS, Keys
 from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, WHOLE, Row, Table
 
 
-def _without_clipping(keys: Keys) -> dict[str, Any]:
-    keys.require("clip_qkv", None, "bounds of q, k and v are not supported")
-    return {}
-
-
 def _partial_rope(keys: Keys) -> dict[str, Any]:
-    """How many elements of a head turn, as the part of it."""
+    """How many elements of a head have rope, as the part of it."""
     if "rotary_dim" not in keys:
         return {}
     return {"partial_rotary_factor": keys.integer("rotary_dim", HEADS) / keys.integer("head_dim", HEADS)}
@@ -37,7 +32,7 @@ ARCHITECTURES = {
         ("olmoe",),
         bf16=True,
         experts="may",
-        hf_spelling=_without_clipping,
+        hf_only={"clip_qkv": (None, "bounds of q, k and v are not supported")},
         hf_defaults={"norm_topk_prob": False},
         gguf_defaults={"expert_weights_norm": False},
     ),

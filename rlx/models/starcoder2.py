@@ -8,20 +8,10 @@ gate, StableLM 2 and Nemotron rope in a part of each head. Sources: StarCoder2 (
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from rlx.models import llama
 from rlx.models.architectures import QKV, QKVO, Architecture, all_slide
-from rlx.models.keys import Keys
 from rlx.models.names import ATTENTION, BIASED, DECODER, FUSED_QKV, LAYER, LINEAR, Row, Table
-
-
-def _sequential(keys: Keys) -> dict[str, Any]:
-    """StableLM 2 12B is refused."""
-    keys.require("use_parallel_residual", False, "parallel blocks are not supported for this architecture")
-    keys.require("qk_layernorm", False, "norms on the heads of q and k are not supported for this architecture")
-    return {}
-
 
 _NORMS = (Row("attn_norm", "input_layernorm", BIASED), Row("ffn_norm", "post_attention_layernorm", BIASED))
 _HEAD_NORMS = (Row("attn_q_norm", None), Row("attn_k_norm", None))
@@ -59,7 +49,10 @@ ARCHITECTURES = {
         names=Table((*LAYER, *_NORMS, *_HEAD_NORMS), _DECODER),
         model_types=("stablelm",),
         partial_rope=0.25,
-        hf_spelling=_sequential,
+        hf_only={  # StableLM 2 12B has both
+            "use_parallel_residual": (False, "parallel blocks are not supported for this architecture"),
+            "qk_layernorm": (False, "norms on the heads of q and k are not supported for this architecture"),
+        },
         hf_keys={"eps": "layer_norm_eps"},
         hf_biases={"use_qkv_bias": QKV},
         hf_defaults={"layer_norm_eps": 1e-5},
