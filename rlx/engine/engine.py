@@ -199,8 +199,8 @@ class Engine:
         with span("make the engine", "open"):
             template = None if options.chat_template is None else template_text(options.chat_template)
             engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj, template)
-        given = options.image_cache_bytes
-        kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
+        limit = options.image_cache_bytes
+        kept = IMAGE_CACHE_BYTES if limit is None else parse_image_bytes(limit)
         with on_error(partial(engine.close, keep_file=True)):
             engine.images = ImageInput(
                 lambda: engine.vision, engine.config.arch, options.image_options(), kept, STALL_MS / 1000

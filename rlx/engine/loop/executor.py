@@ -163,8 +163,7 @@ class Executor:
         """Computes one turn; returns whether there is more to compute."""
         start, scheduler, room = time.perf_counter(), self.scheduler, self.room
         with span("turn", "loop") if tracing.recording else UNTRACED:
-            is_due = self.inbox or (room.paused and room.may_resume())
-            if self._run is not None and (is_due or scheduler.others_want()):
+            if self._run is not None and (self.inbox or (room.paused and room.may_resume()) or scheduler.others_want()):
                 self._end_run()
             if self.inbox:
                 self.read()
